@@ -78,10 +78,7 @@ type DirectoryCopy struct {
 
 // Create implements Backend.
 func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	requested, err := spec.Parameters.Directory()
-	if err == nil {
-		requested.SubDir, err = requested.ExpandSubDir()
-	}
+	requested, err := RequestedDirectory(spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -110,6 +107,15 @@ func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volu
 			return d.Copy(ctx, &DirectoryCopy{Pool: p, Job: j, Origin: o, Volume: v, Create: create})
 		})
 	})
+}
+
+// RequestedDirectory returns the parameters of a new directory, with its final subDir.
+func RequestedDirectory(spec volume.Spec) (volume.DirectoryParameters, error) {
+	requested, err := spec.Parameters.Directory()
+	if err == nil {
+		requested.SubDir, err = requested.ExpandSubDir()
+	}
+	return requested, err
 }
 
 // NewDirectory returns the record of a new directory volume. PrepareDirectory sets the mode and owner in

@@ -82,7 +82,7 @@ func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spe
 // ReceiveContent receives the content of a stream, or the differences from one of the bases, and closes the stream.
 func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, bases []string, j *pool.Job) error {
 	t := &target{
-		partial: partial, job: j, before: partial.Bytes, expected: stream.Manifest().Bytes,
+		partial: partial, job: j, alive: stream.Alive, before: partial.Bytes, expected: stream.Manifest().Bytes,
 		zeroUpTo: func(offset int64) error { return partial.ZeroUpTo(ctx, offset) },
 	}
 	err := stream.Copy(ctx, partial.Verified, bases, t)
@@ -176,6 +176,8 @@ const unattendedTime = 15 * time.Minute
 type target struct {
 	partial *pool.Partial
 	job     *pool.Job
+	// alive is Stream.Alive.
+	alive func()
 	// zeroUpTo is pool.Partial.ZeroUpTo.
 	zeroUpTo func(offset int64) error
 	// expected is the size of the whole content without holes, in bytes.
@@ -191,7 +193,7 @@ func (t *target) Begin(ctx context.Context, base string) error {
 	if base == "" {
 		t.job.Expect(max(0, t.expected-t.before))
 	}
-	return t.partial.Begin(ctx, base)
+	return t.partial.Begin(ctx, base, t.alive)
 }
 
 // WriteZeros implements Target.
@@ -213,13 +215,14 @@ func (t *target) Verified(upTo int64) error {
 	if idle := t.job.Unattended(); idle > unattendedTime {
 		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
 	}
-	if err := t.await(); err != nil {
+	bytes := t.before + t.written
+	if err := errors.Join(t.await(), t.partial.Complete(upTo, bytes)); err != nil {
 		return err
 	}
 	if err := t.zeroUpTo(upTo); err != nil {
 		return err
 	}
-	syncing, bytes := make(chan error, 1), t.before+t.written
+	syncing := make(chan error, 1)
 	t.syncing = syncing
 	go func() {
 		sys.IdleIO()

@@ -48,6 +48,9 @@ type Stream interface {
 	// it sends only the differences from the first of these. It returns nil if the target has received all of the
 	// content.
 	Copy(ctx context.Context, from int64, bases []string, to Target) error
+	// Alive tells the other node, at most every few seconds, that this node is at work. A method of a target that takes minutes
+	// calls it often.
+	Alive()
 	io.Closer
 }
 

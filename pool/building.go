@@ -104,10 +104,12 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
+	r, counted := b.ledger.Remove(tmpDir + "/" + entry)
 	if onStorage { // the volume's data takes space until it is reclaimed
 		b.ledger.Set(trashDir+"/"+to, b.deleted.entryReservation(to))
+	} else if counted && b.medium.SoleWriter() { // Temporary
+		b.ledger.Set(trashDir+"/"+to, r.InTrash())
 	}
-	b.ledger.Remove(tmpDir + "/" + entry)
 	b.deleted.reaper.add(to)
 	return nil
 }

@@ -90,7 +90,7 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Co
 
 // Content is the source of a new directory's data. A nil Content means that the directory is empty.
 type Content struct {
-	// Dir is the open directory that is copied.
+	// Dir is the open directory that is copied; nil if the content is received from another node.
 	Dir *os.File
 	// Copy copies Dir into an empty directory. It is not called if the filesystem has cloned
 	// the whole directory.
@@ -101,7 +101,7 @@ type Content struct {
 
 // makeDir makes the directory DataDir, with its content if the filesystem can clone the content.
 func (c *Content) makeDir(fs *quota.FS, parent *os.File) error {
-	if c == nil {
+	if c == nil || c.Dir == nil {
 		return fs.MakeDir(parent, DataDir)
 	}
 	err := clone.Subvolume(parent, DataDir, c.Dir, false)

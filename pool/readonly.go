@@ -153,6 +153,9 @@ func (p *Pool) receivedEntries() (entries []Entry) {
 		if p.storage != nil {
 			e.Device, e.Used, _ = p.storage.Find(v) // the data may not be created yet
 		}
+		if u, limited, err := p.Quotas.Usage(v); limited && err == nil {
+			e.Used = u.Bytes
+		}
 		entries = append(entries, e)
 	}
 	return entries

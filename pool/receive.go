@@ -39,6 +39,8 @@ func receivedPath(name string) string { return receivedDir + "/" + name }
 type progress struct {
 	// Identity is that of the content (volume.Manifest).
 	Identity string `json:"identity"`
+	// Layout is that of a directory (volume.PackedTree).
+	Layout string `json:"layout,omitempty"`
 	// Base is the identity of the content of which the image has the bytes that are not sent; empty for zeros.
 	Base string `json:"base,omitempty"`
 	// Whole means that the whole content is received, because the blocks of the bases cannot be shared.
@@ -46,6 +48,8 @@ type progress struct {
 	// Verified is the offset up to which the image is complete, Bytes the size of the data before it, in bytes.
 	Verified int64 `json:"verifiedBytes"`
 	Bytes    int64 `json:"bytes"`
+	// Made means that all entries of a directory were made.
+	Made bool `json:"made,omitempty"`
 }
 
 // receiving are the images of a node-local pool that are being received.
@@ -98,10 +102,11 @@ func (r *receiving) forget(name string) {
 	delete(r.idle, name)
 }
 
-// Partial is the image of a volume that is being received, or its device on the storage of the pool. Only one Partial of a
-// name exists at a time.
+// Partial is the image of a volume that is being received, its device on the storage of the pool, or its directory. Only one
+// Partial of a name exists at a time.
 type Partial struct {
-	// Image is complete and durable before Verified. After Begin it has at least the size of the content.
+	// Image is complete and durable before Verified. After Begin it has at least the size of the content. It is the index of a
+	// directory.
 	Image *os.File
 	progress
 	pool *Pool
@@ -109,9 +114,16 @@ type Partial struct {
 	v       volume.Volume
 	content volume.Manifest
 	dir     *os.Root
-	// data is nil for an image. Otherwise the bytes before the offset written are those of the content.
+	// data is nil for an image and a directory. Otherwise the bytes before the offset written are those of the content.
 	data    ReceivedData
 	written int64
+	// directory is the directory of a volume, and tree writes to it; nil until the index is complete, and for an image.
+	directory *os.File
+	tree      *clone.Unpacked
+	// each is called for each entry of the directory that is made. It ends the call with its error.
+	each func() error
+	// stored is the size of the data in the files of the directory, in bytes.
+	stored int64
 }
 
 // Receive begins or continues to receive the image of a volume, and reserves the volume's size. An image that was received from
@@ -129,6 +141,9 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
+	if (x.v.Directory == nil) != (x.content.Tree == nil) {
+		return nil, volume.Errorf(volume.ErrDamaged, "the description of the source of volume %q is not that of its kind", x.v.ID.Name)
+	}
 	name := x.v.ID.Name
 	p.received.begin(name)
 	defer func() {
@@ -138,24 +153,28 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	}()
 	had, err := p.readProgress(name)
 	if err == nil && !x.continues(had) {
+		had = progress{}
 		err = x.begin(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if had.Identity != x.content.Identity {
+	if !x.sameContent(had) { // other data on storage is overwritten
 		had = progress{}
 	}
-	x.progress = progress{Identity: x.content.Identity, Base: had.Base, Whole: had.Whole, Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes}
+	x.progress = progress{
+		Identity: x.content.Identity, Layout: x.content.Layout(), Base: had.Base, Whole: had.Whole,
+		Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes, Made: had.Made,
+	}
 	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
-	if err := p.ledger.Reserve(receivedPath(name), ledger.OfVolume(x.v)); err != nil {
+	if err := p.ledger.Reserve(receivedPath(name), x.reservation()); err != nil {
 		return nil, err
 	}
 	if err := x.open(ctx); err != nil {
 		err = p.medium.ExplainWrite(err)
-		if x.data != nil && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
+		if (x.data != nil || ctx.Err() != nil) && x.Verified > 0 && !errors.Is(err, ErrNotErased) { // the next call continues
 			return nil, err
 		}
 		return nil, errors.Join(err, x.closeImage(), p.DiscardReceived(name))
@@ -163,10 +182,18 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 	return x, nil
 }
 
+// sameContent reports whether the progress of an earlier call is that of the same content.
+func (x *Partial) sameContent(had progress) bool {
+	return had.Identity == x.content.Identity && had.Layout == x.content.Layout()
+}
+
 // continues reports whether the image of an earlier call stays, because it was received from the same content. Data on storage
 // also stays if it is overwritten with other content: it need not be wiped, and has the identity in the record of the earlier call.
 func (x *Partial) continues(had progress) bool {
-	same := had.Identity == x.content.Identity
+	same := x.sameContent(had)
+	if same && x.content.Tree != nil {
+		return x.continuesTree(had)
+	}
 	if x.data == nil || had.Identity == "" { // without progress, the data may be about to be discarded
 		return same
 	}
@@ -222,9 +249,12 @@ func (x *Partial) open(ctx context.Context) error {
 	if err := atomicfile.Write(x.dir, recordFile, record); err != nil {
 		return err
 	}
-	if x.data == nil {
+	switch {
+	case x.content.Tree != nil:
+		err = x.openTree()
+	case x.data == nil:
 		err = x.openImage()
-	} else {
+	default:
 		err = x.openOnStorage(ctx, record)
 	}
 	if err != nil {
@@ -265,12 +295,12 @@ func (x *Partial) openImage() (err error) {
 }
 
 // Bases returns the identities of the contents with which the image can begin, by sharing blocks. An image that has begun keeps
-// its base. Data on storage has none.
+// its base. Data on storage and directories have none.
 func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0, x.Whole, x.data != nil:
+	case x.Verified > 0, x.Whole, x.data != nil, x.content.Tree != nil:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -289,8 +319,13 @@ func (x *Partial) Bases() ([]string, error) {
 }
 
 // Begin gives the image the size of the content. All bytes that are not verified are those of base, or zeros if base is empty.
-// ErrUnavailable if base is lost, and ErrPending if another call has locked its volume.
-func (x *Partial) Begin(ctx context.Context, base string) error {
+// ErrUnavailable if base is lost, and ErrPending if another call has locked its volume. alive is called often while the entries of
+// a directory are made, here and in Complete.
+func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
+	x.each = func() error {
+		alive()
+		return ctx.Err()
+	}
 	var err error
 	switch {
 	case base != "":
@@ -309,6 +344,9 @@ func (x *Partial) Begin(ctx context.Context, base string) error {
 	if err := x.record(); err != nil || x.data != nil {
 		return err
 	}
+	if x.content.Tree != nil {
+		return x.beginTree()
+	}
 	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
 }
 
@@ -324,7 +362,7 @@ func (x *Partial) share(ctx context.Context, base string) error {
 
 // restart makes the next call begin again. If whole is set, that call uses no base.
 func (x *Partial) restart(whole bool) error {
-	x.progress = progress{Identity: x.Identity, Whole: whole}
+	x.progress = progress{Identity: x.Identity, Layout: x.Layout, Whole: whole}
 	return x.record()
 }
 
@@ -339,12 +377,15 @@ func (x *Partial) record() error {
 
 // WriteAt implements io.WriterAt. Before data on storage is written behind the last write, ZeroUpTo is called.
 func (x *Partial) WriteAt(content []byte, at int64) (int, error) {
+	if x.content.Tree != nil {
+		return x.writeTree(content, at)
+	}
 	n, err := x.Image.WriteAt(content, at)
 	x.written = at + int64(n)
 	return n, err
 }
 
-// ZeroUpTo makes what was not written before an offset read as zeros. An image already does.
+// ZeroUpTo makes what was not written before an offset read as zeros. An image and a directory already do.
 func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 	if x.data == nil || x.written >= offset {
 		return nil
@@ -357,21 +398,38 @@ func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 }
 
 // PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)). For data on storage, ZeroUpTo does
-// that.
+// that. In a directory, which has no base, it does already.
 func (x *Partial) PunchHole(r clone.Range) error {
-	if x.data != nil {
+	if x.data != nil || x.content.Tree != nil {
 		return nil
 	}
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
+}
+
+// Complete is called before SetVerified with the same arguments, and not concurrently with WriteAt.
+func (x *Partial) Complete(upTo, bytes int64) error {
+	if x.content.Tree == nil || x.tree != nil || upTo < x.content.Tree.IndexSize {
+		return nil
+	}
+	if err := x.SetVerified(x.content.Tree.IndexSize, bytes); err != nil {
+		return err
+	}
+	return x.makeTree()
 }
 
 // Volume is the record of the new volume.
 func (x *Partial) Volume() volume.Volume { return x.v }
 
 // SetVerified makes the image durable, and records that it is complete up to an offset. bytes is the size of the data before it.
+// WriteAt may be called meanwhile.
 func (x *Partial) SetVerified(upTo, bytes int64) error {
 	if err := x.Image.Sync(); err != nil {
 		return err
+	}
+	if x.tree != nil {
+		if err := x.tree.Sync(); err != nil {
+			return err
+		}
 	}
 	crashpoint.Here(crashpoint.ReceiveSynced)
 	x.Verified, x.Bytes = upTo, bytes
@@ -385,6 +443,12 @@ func (x *Partial) SetVerified(upTo, bytes int64) error {
 // Commit makes the volume of the complete image. finish completes the volume's folder, and gives the image its final size. The
 // folder becomes that of the volume, so that data on storage always belongs to one record.
 func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *os.File) error) error {
+	complete := func(dir *os.Root) error { return finish(dir, x.Image) }
+	return x.commit(ctx, complete, func(string) error { return nil })
+}
+
+// commit is Commit with a function place, as in Pool.create.
+func (x *Partial) commit(ctx context.Context, finish func(dir *os.Root) error, place func(entry string) error) error {
 	p, v := x.pool, x.v
 	ctx = context.WithoutCancel(ctx)
 	path := FolderPath(v.ID.Name)
@@ -401,7 +465,7 @@ func (x *Partial) Commit(ctx context.Context, finish func(dir *os.Root, image *o
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
 	p.ledger.Rename(receivedPath(v.ID.Name), path)
-	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error { return x.complete(dir, finish) }, func(string) error { return nil })
+	err = p.buildAndCommit(ctx, v, entry, func(dir *os.Root) error { return x.complete(dir, finish) }, place)
 	if err == nil {
 		err = p.SyncVolumes()
 	}
@@ -422,14 +486,14 @@ func (p *Pool) moveReceived(name, entry string) error {
 }
 
 // complete completes the folder of the new volume in tmp. On storage, the record in it was already replaced.
-func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root, image *os.File) error) error {
+func (x *Partial) complete(dir *os.Root, finish func(dir *os.Root) error) error {
 	crashpoint.Here(crashpoint.ReceiveMoved)
 	err := dir.Remove(progressFile)
 	if err == nil && x.data == nil {
 		err = dir.Remove(recordFile)
 	}
 	if err == nil {
-		err = finish(dir, x.Image)
+		err = finish(dir)
 	}
 	if err == nil && x.data != nil {
 		err = x.closeImage()
@@ -449,8 +513,14 @@ func (x *Partial) Close() {
 }
 
 func (x *Partial) closeImage() error {
+	if x.tree != nil {
+		x.tree.Close()
+	}
+	if x.directory != nil {
+		_ = x.directory.Close()
+	}
 	image := x.Image
-	x.Image = nil
+	x.Image, x.tree, x.directory = nil, nil, nil
 	switch {
 	case image == nil:
 		return nil
@@ -494,7 +564,7 @@ func (p *Pool) discardReceived(name string) error {
 		return err
 	}
 	reservation := ledger.Reservation{Backend: ledger.UnknownBackend}
-	if onStorage { // the data takes space until it is reclaimed
+	if _, err := beneath.Stat(p.trash, entry+"/"+DataDir); onStorage || err == nil { // the data takes space until it is reclaimed
 		reservation = p.Trash.entryReservation(entry)
 	}
 	p.ledger.Move(receivedPath(name), trashDir+"/"+entry, reservation)
@@ -562,7 +632,11 @@ func (s *store) receivedReservation(name string) ledger.Reservation {
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
-	return ledger.OfVolume(v)
+	r := ledger.OfVolume(v)
+	if st, err := beneath.Stat(s.dir, receivedPath(name)+"/"+indexFile); err == nil {
+		r.Bytes += st.Size
+	}
+	return r
 }
 
 // UnnamedFile makes an empty file in the pool that has no name, and is removed when it is closed.

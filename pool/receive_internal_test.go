@@ -27,7 +27,7 @@ var snapshotted = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func receiveSome(t *testing.T, p *Pool, name string, verified int64) {
 	t.Helper()
 	x := mustReceive(t, p, name, "identity")
-	must(t, x.Begin(t.Context(), ""))
+	must(t, x.Begin(t.Context(), "", func() {}))
 	_, err := x.Image.WriteAt([]byte("content"), 0)
 	must(t, err)
 	must(t, x.SetVerified(verified, verified))
@@ -86,7 +86,7 @@ func TestReceiveAgain(t *testing.T) {
 	p, _ := openPlain(t)
 	receiveSome(t, p, "a", 4096)
 	x := mustReceive(t, p, "a", "identity")
-	must(t, x.Begin(t.Context(), ""))
+	must(t, x.Begin(t.Context(), "", func() {}))
 	b := make([]byte, 8192)
 	_, err := x.Image.ReadAt(b, 0)
 	must(t, err)
@@ -95,7 +95,7 @@ func TestReceiveAgain(t *testing.T) {
 	}
 	x.Close()
 	x = mustReceive(t, p, "a", "another identity")
-	must(t, x.Begin(t.Context(), ""))
+	must(t, x.Begin(t.Context(), "", func() {}))
 	_, err = x.Image.ReadAt(b, 0)
 	must(t, err)
 	if b[0] != 0 || x.Verified != 0 {
@@ -120,7 +120,7 @@ func TestReceiveAgain(t *testing.T) {
 func TestReceiveDifferences(t *testing.T) {
 	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
 	base := mustReceive(t, p, "base", "S1")
-	must(t, base.Begin(t.Context(), ""))
+	must(t, base.Begin(t.Context(), "", func() {}))
 	_, err := base.Image.WriteAt(bytes.Repeat([]byte("base"), contentSize/4), 0)
 	must(t, err)
 	must(t, base.Commit(t.Context(), func(dir *os.Root, image *os.File) error { return MarkReceived(dir, image, base.content) }))
@@ -135,7 +135,7 @@ func TestReceiveDifferences(t *testing.T) {
 		return x
 	}
 	x := begin(0, []string{"S1"})
-	must(t, x.Begin(t.Context(), "S1"))
+	must(t, x.Begin(t.Context(), "S1", func() {}))
 	_, err = x.Image.WriteAt([]byte("newer"), 0)
 	must(t, err)
 	must(t, x.SetVerified(baseAlignment+512, 5))
@@ -144,7 +144,7 @@ func TestReceiveDifferences(t *testing.T) {
 	x.Close()
 
 	x = begin(baseAlignment, []string{"S1"})
-	must(t, x.Begin(t.Context(), "S1"))
+	must(t, x.Begin(t.Context(), "S1", func() {}))
 	got := make([]byte, contentSize)
 	_, err = x.Image.ReadAt(got, 0)
 	must(t, err)
@@ -155,18 +155,18 @@ func TestReceiveDifferences(t *testing.T) {
 	x.Close()
 
 	x = begin(baseAlignment, []string{"S1"})
-	if err := x.Begin(t.Context(), ""); !errors.Is(err, volume.ErrUnavailable) {
+	if err := x.Begin(t.Context(), "", func() {}); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("the other node has lost the base: got %v, want ErrUnavailable", err)
 	}
 	x.Close()
 	x = begin(0, []string{"S1"})
-	must(t, x.Begin(t.Context(), "S1"))
+	must(t, x.Begin(t.Context(), "S1", func() {}))
 	must(t, x.SetVerified(baseAlignment, 5))
 	x.Close()
 	lock, err := p.LockVolume(t.Context(), "base")
 	must(t, err)
 	x = begin(baseAlignment, []string{"S1"})
-	if err := x.Begin(t.Context(), "S1"); !errors.Is(err, volume.ErrPending) {
+	if err := x.Begin(t.Context(), "S1", func() {}); !errors.Is(err, volume.ErrPending) {
 		t.Errorf("the base is locked: got %v, want ErrPending", err)
 	}
 	x.Close()
@@ -174,7 +174,7 @@ func TestReceiveDifferences(t *testing.T) {
 	must(t, p.Images.BeginChange("base"))
 	must(t, p.Images.BeginChange("base"))
 	x = begin(baseAlignment, []string{"S1"})
-	if err := x.Begin(t.Context(), "S1"); !errors.Is(err, volume.ErrUnavailable) {
+	if err := x.Begin(t.Context(), "S1", func() {}); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("the base was changed: got %v, want ErrUnavailable", err)
 	}
 	x.Close()
@@ -234,7 +234,7 @@ func (d *deviceData) Open(context.Context, *os.Root, volume.Volume, int64) (*os.
 // commitReceived makes the volume of a complete image.
 func commitReceived(t *testing.T, x *Partial) {
 	t.Helper()
-	must(t, x.Begin(t.Context(), ""))
+	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, x.Commit(t.Context(), func(dir *os.Root, image *os.File) error { return MarkReceived(dir, image, x.content) }))
 	x.Close()
 }

@@ -32,14 +32,14 @@ type received struct {
 	Lineage  volume.ID `json:"lineage"`
 	// Created is the time at which the snapshot was taken. It is zero if the driver that received the content did not know it.
 	Created time.Time `json:"created,omitzero"`
-	// Modified is the modification time of the image, in nanoseconds since 1970. Another time means that the image was
+	// Modified is the modification time of the image or directory, in nanoseconds since 1970. Another time means that the image was
 	// replaced or grown. It is not used for data on storage.
 	Modified int64 `json:"modifiedNanoseconds,omitzero"`
 }
 
 // MarkReceived records, in the folder of a volume in tmp, that the image has the content of a snapshot of another node, and that
-// it may share its blocks with other volumes. The image, or the device of a volume on storage, is durable, and does not change until
-// BeginChange.
+// it may share its blocks with other volumes. The image, or the directory or device of a volume without an image, is durable, and
+// does not change until BeginChange.
 func MarkReceived(dir *os.Root, image *os.File, content volume.Manifest) error {
 	if content.Lineage == (volume.ID{}) {
 		return nil
@@ -148,6 +148,9 @@ func (i *Images) receivedContent(name string) (r received) {
 		return r
 	}
 	st, err := beneath.Stat(i.volumes, name+"/"+ImageFile)
+	if beneath.IsNotExist(err) {
+		st, err = beneath.Stat(i.volumes, name+"/"+DataDir)
+	}
 	if err != nil || st.Mtim.Nano() != r.Modified {
 		return received{}
 	}

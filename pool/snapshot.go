@@ -89,10 +89,10 @@ func (sn *Snapshots) Temporary(ctx context.Context, set *volume.SnapshotSet, bui
 	}
 	release = func() error {
 		defer end()
-		if err := sn.building.abandon(ctx, entry, ""); err != nil { // the space stays reserved until the entry is removed
+		sn.ledger.Rename(dir, tmpDir+"/"+entry) // the space stays reserved until the entry is removed
+		if err := sn.building.abandon(ctx, entry, ""); err != nil {
 			return fmt.Errorf("removing %s/%s, which is tried again when the driver starts: %w", tmpDir, entry, err)
 		}
-		sn.ledger.Remove(dir)
 		return nil
 	}
 	if err := sn.buildEntry(ctx, entry, set, build); err != nil {

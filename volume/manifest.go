@@ -20,6 +20,40 @@ type Manifest struct {
 	Encryption *Encryption `json:"encryption,omitempty"`
 	// Formatted is true if the content is a complete filesystem.
 	Formatted bool `json:"formatted,omitempty"`
+	// Tree is set if the content is a directory.
+	Tree *PackedTree `json:"tree,omitempty"`
+}
+
+// PackedTree describes how a directory is sent: as an index of all entries, and the content of its files (linux/clone).
+type PackedTree struct {
+	// IndexSize is the size of the index, and Size that of the index and all files including holes, in bytes.
+	IndexSize int64 `json:"indexBytes"`
+	Size      int64 `json:"sizeBytes"`
+	// Layout differs if the same offset can have another meaning.
+	Layout string `json:"layout"`
+}
+
+// minIndexLimit is a size in bytes that an index may have even if the volume is smaller. It is that of millions of entries.
+const minIndexLimit = 1 << 30
+
+// checkTree refuses values that no driver sends for a directory (ErrDamaged).
+func (m Manifest) checkTree() error {
+	t := m.Tree
+	if t.IndexSize <= 0 || t.IndexSize > t.Size || t.Size > maxManifestSize || t.IndexSize > max(minIndexLimit, m.Size) || t.Layout == "" {
+		return Errorf(ErrDamaged, "the description of the source has an invalid directory: indexBytes %d, sizeBytes %d, layout %q", t.IndexSize, t.Size, t.Layout)
+	}
+	if m.Block || m.FSType != "" || m.Formatted || m.SectorSize != 0 || m.Encryption != nil {
+		return Errorf(ErrDamaged, "the description of the source has an invalid combination: a directory with block %t, fsType %q, formatted %t, sectorSize %d or an encryption", m.Block, m.FSType, m.Formatted, m.SectorSize)
+	}
+	return nil
+}
+
+// Layout is that of a directory, and empty for other content.
+func (m Manifest) Layout() string {
+	if m.Tree == nil {
+		return ""
+	}
+	return m.Tree.Layout
 }
 
 // maxManifestSize is larger than every volume of a filesystem that Linux supports.
@@ -34,14 +68,22 @@ func (m Manifest) Check(source Source) error {
 		return Errorf(ErrDamaged, "the description of %v says that it is a snapshot of %s, which is in another pool", &source, m.Lineage)
 	case m.Identity == "", m.Size <= 0, m.Size > maxManifestSize, m.Bytes < 0:
 		return Errorf(ErrDamaged, "the description of the source has the invalid identity %q, sizeBytes %d or bytes %d", m.Identity, m.Size, m.Bytes)
+	case m.Tree != nil:
+		return m.checkTree()
 	case m.Block == (m.FSType != ""), !m.Block && !ValidFSType(m.FSType), m.Block && m.Formatted, m.SectorSize != 512 && m.SectorSize != 4096:
 		return Errorf(ErrDamaged, "the description of the source has an invalid combination: block %t, fsType %q, formatted %t, sectorSize %d", m.Block, m.FSType, m.Formatted, m.SectorSize)
 	}
 	return m.Encryption.check()
 }
 
-// StorageSize is the size of the content in bytes: Size, and the header of an encrypted volume.
-func (m Manifest) StorageSize() int64 { return m.Size + m.Encryption.overhead() }
+// StorageSize is the size of the content in bytes: Size, and the header of an encrypted volume. For a directory it is the size of
+// the packed tree.
+func (m Manifest) StorageSize() int64 {
+	if m.Tree != nil {
+		return m.Tree.Size
+	}
+	return m.Size + m.Encryption.overhead()
+}
 
 // Volume returns the fields of a volume's record that the content determines.
 func (m Manifest) Volume() Volume {

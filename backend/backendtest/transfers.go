@@ -237,3 +237,9 @@ func FillOld(t testing.TB, device string, size int64) {
 	}
 	must(t, f.Sync())
 }
+
+// CheckLimited fills a published volume with a size in bytes, in which the user nobody may write. It contains written bytes.
+func (m *NodeVolume) CheckLimited(t *testing.T, size, written int64) {
+	t.Helper()
+	wantFull(t, written+fillFile(t, filepath.Join(m.target, "filled"), asNobody), size)
+}

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -36,6 +37,7 @@ var (
 	_ backend.Limiter       = (*Backend)(nil)
 	_ backend.Meter         = (*Backend)(nil)
 	_ backend.Snapshotter   = (*Backend)(nil)
+	_ backend.Transferrer   = (*Backend)(nil)
 )
 
 // Kind describes volumes that are directories of a filesystem of a node.
@@ -43,7 +45,7 @@ var Kind = backend.Kind{
 	Name: Name, Doc: "[a directory](../kinds/directories.md) of a node",
 	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
 	MountFlags: volume.FSTypes, CheckMountFlags: checkMountFlags,
-	Parameters: backend.DirectoryParameters,
+	Parameters: append(slices.Clip(backend.DirectoryParameters), backend.Copies),
 	Check:      backend.CheckDirectory,
 	New:        New,
 }
@@ -125,7 +127,14 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume, _ volume.Secrets)
 			return nil, err
 		}
 	}
-	return b.AttachNodeDirectory(ctx, p, v)
+	source, err := b.AttachNodeDirectory(ctx, p, v)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Images.BeginChange(v.ID.Name); err != nil {
+		return nil, errors.Join(err, source.Close())
+	}
+	return source, nil
 }
 
 // Measure implements backend.Meter.

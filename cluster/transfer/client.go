@@ -80,6 +80,8 @@ type stream struct {
 	limit    *Limit
 	manifest volume.Manifest
 	ended    func() bool
+	// alive is the time of the last call of Alive that has sent a frame.
+	alive time.Time
 }
 
 // request presents the ticket, and waits for the manifest.
@@ -129,6 +131,14 @@ func (s *stream) Copy(ctx context.Context, from int64, bases []string, to backen
 		return ctx.Err()
 	}
 	return err
+}
+
+// Alive implements backend.Stream. If the connection is lost, the next read of Copy fails.
+func (s *stream) Alive() {
+	if time.Since(s.alive) >= waitInterval {
+		s.alive = time.Now()
+		_ = writeFrame(s.conn, frame{kind: kindWait})
+	}
 }
 
 // Close implements backend.Stream.

@@ -89,7 +89,7 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		o.read(ctx, from)
 	}()
 	defer func() { cancel(); <-ended }()
-	sum, unchecked := newChecksum(), int64(0)
+	sum, unchecked, index := newChecksum(), int64(0), o.indexSize()
 	for {
 		c, more, err := o.next(ctx)
 		switch {
@@ -98,8 +98,8 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		case !more:
 			return writeFrame(o.to, frame{kind: kindEnd, offset: o.source.Manifest().StorageSize(), payload: sum.Sum(nil)})
 		}
-		if unchecked += int64(c.size); unchecked > checkedSize {
-			unchecked = int64(c.size)
+		if unchecked += int64(c.size); unchecked > checkedSize || from < index && c.offset >= index {
+			unchecked, index = int64(c.size), 0
 			if err := writeFrame(o.to, frame{kind: kindChecked, offset: c.offset, payload: sum.Sum(nil)}); err != nil {
 				return err
 			}
@@ -112,6 +112,14 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		}
 		o.free <- c.buf
 	}
+}
+
+// indexSize is the size of the index of a directory, behind which there is a checksum; 0 for other content.
+func (o *outgoing) indexSize() int64 {
+	if t := o.source.Manifest().Tree; t != nil {
+		return t.IndexSize
+	}
+	return 0
 }
 
 // next returns the next chunk, and keeps the connection alive until there is one.

@@ -24,7 +24,7 @@ const (
 	kindChecked                  // all up to offset was sent; payload is the checksum of all data frames since the start
 	kindEnd                      // as kindChecked; there is no more data
 	kindFailure                  // the transfer has failed
-	kindWait                     // nothing can be sent now, and the connection is alive
+	kindWait                     // nothing can be sent or received now, and the connection is alive
 	kindBase                     // payload is the base of the content that follows; empty for none
 )
 

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -19,7 +18,8 @@ import (
 
 const (
 	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space. stallTimeout
-	// bounds one write: the receiver may sync 64 MiB to a slow disk meanwhile.
+	// bounds the time in which no write ends and the receiver does not show that it is alive: it may sync 64 MiB to a slow disk
+	// meanwhile.
 	requestTimeout = 10 * time.Second
 	startTimeout   = 2 * time.Minute
 	stallTimeout   = 5 * time.Minute
@@ -122,7 +122,9 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	defer release()
-	source, err := s.Open(s.ctx, volume.Source{Snapshot: t.Snapshot, ID: t.Source})
+	ctx, end := context.WithCancel(s.ctx) // of the source until it is closed
+	defer end()
+	source, err := s.open(ctx, end, conn, volume.Source{Snapshot: t.Snapshot, ID: t.Source})
 	if err != nil {
 		return err
 	}
@@ -132,17 +134,60 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	base := selectBase(source, bases)
-	if err := writeFrame(conn, frame{kind: kindBase, payload: []byte(base)}); err != nil {
+	to := newReceiver(conn.conn, stallTimeout)
+	defer to.timer.Stop()
+	s.sessions.Go(to.read)
+	if err := writeFrame(to, frame{kind: kindBase, payload: []byte(base)}); err != nil {
 		return err
 	}
 	log := klog.LoggerWithValues(klog.Background(), "source", t.Source, "node", node, "volume", t.Volume)
 	log.Info("Sending to another node", "from", from, "base", base)
-	o := &outgoing{source: source, to: conn, limit: s.Limit, differences: base != ""}
+	o := &outgoing{source: source, to: to, limit: s.Limit, differences: base != ""}
 	if err := o.send(s.ctx, from); err != nil {
 		return err
 	}
 	log.Info("Sent to another node")
-	return awaitEnd(conn)
+	return to.awaitEnd()
+}
+
+// open opens the source, and keeps the connection alive meanwhile, because all entries of a directory are read.
+// end ends ctx if the connection is lost.
+func (s *Server) open(ctx context.Context, end func(), conn *watched, from volume.Source) (backend.Outgoing, error) {
+	stop := keepAlive(conn, end)
+	source, err := s.Open(ctx, from)
+	if failed := stop(); failed != nil {
+		if err == nil {
+			_ = source.Close()
+		}
+		return nil, failed
+	}
+	return source, err
+}
+
+// keepAlive sends frames without content until stop is called. If that fails, it calls failed, and stop returns the error.
+func keepAlive(conn *watched, failed func()) (stop func() error) {
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(waitInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-done:
+				ended <- nil
+				return
+			}
+			if err := writeFrame(conn, frame{kind: kindWait}); err != nil {
+				failed()
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(done)
+		return <-ended
+	}
 }
 
 // start sends the manifest. It returns the offset from which on the node requests the content, and the bases that the node has.
@@ -172,10 +217,4 @@ func selectBase(source backend.Outgoing, bases []string) string {
 		}
 	}
 	return ""
-}
-
-// awaitEnd waits until the node ends the connection. Otherwise the end of this side could discard what the node has not read.
-func awaitEnd(conn *watched) error {
-	_, err := io.Copy(io.Discard, conn)
-	return err
 }

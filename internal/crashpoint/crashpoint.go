@@ -22,6 +22,7 @@ const (
 	CreateDone        Point = "create-done"        // durable, not answered
 	ReceiveSynced     Point = "receive-synced"     // a part of an image from another node durable, not recorded
 	ReceiveRecorded   Point = "receive-recorded"   // the part recorded, the image incomplete or not committed
+	ReceiveMade       Point = "receive-made"       // all entries of a directory from another node made, not recorded
 	ReceiveMoved      Point = "receive-moved"      // the complete image moved to its entry in tmp
 	ReceiveAbandoned  Point = "receive-abandoned"  // an incomplete image that is discarded, not moved to the trash
 	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, not copied
@@ -98,7 +99,7 @@ var Move = []Point{
 // All contains all points of the driver. test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
-	ReceiveSynced, ReceiveRecorded, ReceiveMoved, ReceiveAbandoned,
+	ReceiveSynced, ReceiveRecorded, ReceiveMade, ReceiveMoved, ReceiveAbandoned,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
 	AttachWritten, AttachLinked, DetachRemoved,
 	StageLocked, StageEncrypted, StageOpened, StageErased, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,

@@ -15,15 +15,25 @@ import (
 const plainFlags = sys.FlagCompress | sys.FlagSync | sys.FlagNoDump | sys.FlagNoAtime |
 	sys.FlagNoCompress | sys.FlagDirSync | sys.FlagTopDir | sys.FlagNoCOW
 
-// copyAttributes copies owner, extended attributes, mode and times. The order matters: chown(2) clears
-// set-user-ID and capabilities, an ACL changes the mode, and each step may change the times.
+// copyAttributes copies owner, extended attributes, mode and times.
 func (c *treeCopy) copyAttributes(dst, src *os.File, st *unix.Stat_t) error {
-	if err := unix.Fchownat(int(dst.Fd()), "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH); err != nil {
-		return fail("fchownat", dst, err)
+	if err := setOwner(dst, st); err != nil {
+		return err
 	}
 	if err := c.xattrs.copy(sys.Path(dst), sys.Path(src)); err != nil {
 		return err
 	}
+	return setModeAndTimes(dst, st)
+}
+
+// setOwner sets the owner of st. It precedes extended attributes and setModeAndTimes, because chown(2) clears
+// set-user-ID and capabilities, an ACL changes the mode, and each step may change the times.
+func setOwner(dst *os.File, st *unix.Stat_t) error {
+	return fail("fchownat", dst, unix.Fchownat(int(dst.Fd()), "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH))
+}
+
+// setModeAndTimes sets the mode and the times of st.
+func setModeAndTimes(dst *os.File, st *unix.Stat_t) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		if err := unix.Chmod(sys.Path(dst), st.Mode&0o7777); err != nil {
 			return fail("chmod", dst, err)
@@ -40,11 +50,16 @@ const xattrMax = 64 << 10
 // (fs/xfs/xfs_xattr.c).
 const xfsACL = "trusted.SGI_ACL_"
 
-// xattrCopy copies extended attributes. Its fields are buffers, which its calls of copy share.
+// xattrCopy reads extended attributes. Its fields are buffers, which its calls share.
 type xattrCopy struct{ names, value []byte }
 
 // copy copies the extended attributes of src that the filesystem of dst supports.
 func (x *xattrCopy) copy(dst, src string) error {
+	return x.each(src, func(name string, value []byte) error { return setXattr(dst, name, value) })
+}
+
+// each calls f with each extended attribute of src. The value is valid until f returns.
+func (x *xattrCopy) each(src string, f func(name string, value []byte) error) error {
 	if x.names == nil {
 		x.names, x.value = make([]byte, xattrMax), make([]byte, xattrMax)
 	}
@@ -59,23 +74,23 @@ func (x *xattrCopy) copy(dst, src string) error {
 		if name == "" || strings.HasPrefix(name, xfsACL) {
 			continue
 		}
-		if err := x.copyOne(dst, src, name); err != nil {
+		n, err := unix.Getxattr(src, name, x.value)
+		if errors.Is(err, unix.ENODATA) { // the attribute is listed, but this process may not read it
+			continue
+		}
+		if err != nil {
+			return os.NewSyscallError("getxattr "+name, err)
+		}
+		if err := f(name, x.value[:n]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// copyOne copies one extended attribute.
-func (x *xattrCopy) copyOne(dst, src, name string) error {
-	n, err := unix.Getxattr(src, name, x.value)
-	if errors.Is(err, unix.ENODATA) { // the attribute is listed, but this process may not read it
-		return nil
-	}
-	if err != nil {
-		return os.NewSyscallError("getxattr "+name, err)
-	}
-	err = unix.Setxattr(dst, name, x.value[:n], 0)
+// setXattr sets an extended attribute, unless the filesystem does not support it.
+func setXattr(dst, name string, value []byte) error {
+	err := unix.Setxattr(dst, name, value, 0)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}

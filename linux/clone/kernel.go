@@ -49,16 +49,19 @@ func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), dir.Name()), nil
 }
 
+// readFlags are the flags of open(2) for reading a file without changing its access time.
+const readFlags = unix.O_RDONLY | unix.O_NOATIME
+
 // leaseBreak is the time that reopen waits for the holder of a lease. It is longer than the time after which
 // the kernel breaks the lease (fcntl(2); lease-break-time in proc_sys_fs(5), by default 45 seconds).
 const leaseBreak = time.Minute
 
-// reopen opens for reading the regular file that node, opened with O_PATH, refers to. While another process has
+// reopen opens the regular file that node, opened with O_PATH, refers to, with flags of open(2). While another process has
 // a write lease on the file, open(2) with O_NONBLOCK fails with EAGAIN, and reopen retries.
-func reopen(ctx context.Context, node *os.File) (*os.File, error) {
+func reopen(ctx context.Context, node *os.File, flags int) (*os.File, error) {
 	var fd int
 	err := retry.For(ctx, leaseBreak, func() (again bool, err error) {
-		fd, err = unix.Open(sys.Path(node), unix.O_RDONLY|unix.O_NOATIME|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		fd, err = unix.Open(sys.Path(node), flags|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 		return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR), err
 	})
 	if err != nil {

@@ -1,7 +1,6 @@
 package clone
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -106,13 +105,13 @@ func (ls *links) release(l link, remove func() error) error {
 }
 
 // end removes the temporary directory with the remaining additional links, which belong to files with names
-// outside of the tree.
-func (ls *links) end(ctx context.Context) error {
+// outside of the tree. It calls each repeatedly, and ends with its error.
+func (ls *links) end(each func() error) error {
 	if ls.dir == nil {
 		return nil
 	}
 	for {
-		released, err := ls.releaseAll(ctx)
+		released, err := ls.releaseAll(each)
 		if err != nil {
 			return err
 		}
@@ -126,7 +125,7 @@ func (ls *links) end(ctx context.Context) error {
 
 // releaseAll removes the additional links that it finds in one pass over the temporary directory, and returns
 // their number.
-func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
+func (ls *links) releaseAll(each func() error) (released int, err error) {
 	if _, err := ls.dir.Seek(0, io.SeekStart); err != nil {
 		return 0, err
 	}
@@ -135,11 +134,11 @@ func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
 		if errors.Is(err, io.EOF) {
 			return released, nil
 		}
-		if err = errors.Join(err, ctx.Err()); err != nil {
+		if err != nil {
 			return released, err
 		}
 		for _, name := range names {
-			if err := ls.drop(name); err != nil {
+			if err := errors.Join(each(), ls.drop(name)); err != nil {
 				return released, err
 			}
 			released++

@@ -40,7 +40,7 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (_ Result, err erro
 	if err != nil {
 		return Result{}, err
 	}
-	c := &treeCopy{Options: o, ctx: ctx, source: src.Name(), dev: st.Dev, links: links{root: dst}}
+	c := &treeCopy{Options: o, source: source{src.Name(), st.Dev}, ctx: ctx, links: links{root: dst}}
 	defer c.dirs.Close()
 	defer c.links.close()
 	if err := c.begin(dst, &st); err != nil {
@@ -61,11 +61,8 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (_ Result, err erro
 // treeCopy is the tree.Handler that copies each entry of the source.
 type treeCopy struct {
 	Options
+	source
 	ctx context.Context
-	// source is the name of the source in errors.
-	source string
-	// dev is st_dev of the source. Every entry must have it.
-	dev uint64
 	// dirs are the directories of the copy, from its root to the current one. states are the states that the
 	// corresponding directories of the source had when they were opened.
 	dirs   tree.Stack
@@ -79,6 +76,14 @@ type treeCopy struct {
 	// bytes is the space that is allocated to the copy. copied is the number of bytes that were reported to
 	// Progress.
 	bytes, copied int64
+}
+
+// source is a tree that is read.
+type source struct {
+	// name is the name of the tree in errors.
+	name string
+	// dev is st_dev of the tree. Every entry must have it.
+	dev uint64
 }
 
 // entry is an entry of a directory of the source.
@@ -96,12 +101,19 @@ func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
 // begin prepares the root of the copy. It opens the root again, so that the file offset of dst does not change.
 func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
-	// Files that are created in dst would inherit the default ACL.
-	err := unix.Removexattr(sys.Path(dst), "system.posix_acl_default")
-	if err != nil && !errors.Is(err, unix.ENODATA) && !sys.Unsupported(err) {
-		return fail("removexattr", dst, err)
+	if err := removeDefaultACL(dst); err != nil {
+		return err
 	}
 	return c.push(dst, ".", st)
+}
+
+// removeDefaultACL removes the default ACL of a directory, which files that are created in it would inherit.
+func removeDefaultACL(dir *os.File) error {
+	err := unix.Removexattr(sys.Path(dir), "system.posix_acl_default")
+	if err != nil && !errors.Is(err, unix.ENODATA) && !sys.Unsupported(err) {
+		return fail("removexattr", dir, err)
+	}
+	return nil
 }
 
 // push enters a directory of the copy. st is the state of the corresponding directory of the source.
@@ -131,7 +143,7 @@ func (c *treeCopy) Visit(in *tree.Entry) (*os.File, error) {
 }
 
 // open opens the node of an entry. The error is ErrUncopyable if the entry is a mount point or on another filesystem.
-func (c *treeCopy) open(e *entry) (err error) {
+func (s source) open(e *entry) (err error) {
 	e.node, err = openat(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.EXDEV) {
 		return errUncopyable("a filesystem is mounted at this path, and a copy would not contain it: unmount it")
@@ -139,8 +151,8 @@ func (c *treeCopy) open(e *entry) (err error) {
 	if err != nil {
 		return err
 	}
-	if e.st, err = stat(e.node); err == nil && e.st.Dev != c.dev {
-		err = c.errForeign(e)
+	if e.st, err = stat(e.node); err == nil && e.st.Dev != s.dev {
+		err = s.errForeign(e)
 	}
 	if err != nil {
 		e.node.Close()
@@ -149,17 +161,21 @@ func (c *treeCopy) open(e *entry) (err error) {
 }
 
 // errForeign returns the error for an entry that is on another filesystem but is not a mount point.
-func (c *treeCopy) errForeign(e *entry) error {
+func (s source) errForeign(e *entry) error {
 	if nested, err := IsSubvolume(e.node); err == nil && nested {
-		return errNested(c.source, strconv.Quote(e.Path()))
+		return errNested(s.name, strconv.Quote(e.Path()))
 	}
 	return errUncopyable("it is on another filesystem, and a copy would not contain it: move it away")
+}
+
+func errTooDeep() error {
+	return errUncopyable("it is more than %d directories deep: move it to a higher directory", maxDepth)
 }
 
 // enter creates the copy of a directory, and returns the open source directory.
 func (c *treeCopy) enter(e *entry) (*os.File, error) {
 	if len(c.states) >= maxDepth {
-		return nil, errUncopyable("it is more than %d directories deep: move it to a higher directory", maxDepth)
+		return nil, errTooDeep()
 	}
 	if err := unix.Mkdirat(int(e.dst.Fd()), e.Name, 0o700); err != nil {
 		return nil, fail("mkdirat", e.dst, err)
@@ -178,7 +194,7 @@ func (c *treeCopy) enter(e *entry) (*os.File, error) {
 // Leave implements tree.Handler.
 func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
 	if e.Dir == nil { // the root
-		if err := c.links.end(c.ctx); err != nil {
+		if err := c.links.end(c.ctx.Err); err != nil {
 			return false, err
 		}
 	}
@@ -235,7 +251,7 @@ func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 
 // copyFile copies a regular file with its attributes.
 func (c *treeCopy) copyFile(e *entry) error {
-	src, err := reopen(c.ctx, e.node)
+	src, err := reopen(c.ctx, e.node, readFlags)
 	if err != nil {
 		return err
 	}
@@ -292,7 +308,14 @@ func (c *treeCopy) copyBytes(dst, src *os.File) error {
 
 // copyNode copies a symbolic link, pipe, socket or device node.
 func (c *treeCopy) copyNode(e *entry) error {
-	if err := makeNode(e); err != nil {
+	target := ""
+	if e.kind() == unix.S_IFLNK {
+		var err error
+		if target, err = readLink(e.node); err != nil {
+			return err
+		}
+	}
+	if err := makeNode(e.dst, e.Name, &e.st, target); err != nil {
 		return err
 	}
 	dst, err := openat(e.dst, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
@@ -303,18 +326,22 @@ func (c *treeCopy) copyNode(e *entry) error {
 	return c.finish(dst, e.node, &e.st)
 }
 
-// makeNode creates the copy of a node without its attributes.
-func makeNode(e *entry) error {
-	dir := int(e.dst.Fd())
-	if e.kind() != unix.S_IFLNK {
-		return fail("mknodat", e.dst, unix.Mknodat(dir, e.Name, e.kind()|0o600, int(e.st.Rdev)))
+// makeNode creates a symbolic link, pipe, socket or device node with the type and the device of st, without its attributes.
+func makeNode(dir *os.File, name string, st *unix.Stat_t, target string) error {
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return fail("symlinkat", dir, unix.Symlinkat(target, int(dir.Fd()), name))
 	}
+	return fail("mknodat", dir, unix.Mknodat(int(dir.Fd()), name, st.Mode&unix.S_IFMT|0o600, int(st.Rdev)))
+}
+
+// readLink returns the target of a symbolic link that was opened with O_PATH.
+func readLink(node *os.File) (string, error) {
 	target := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(int(e.node.Fd()), "", target)
+	n, err := unix.Readlinkat(int(node.Fd()), "", target)
 	if err != nil {
-		return fail("readlinkat", e.node, err)
+		return "", fail("readlinkat", node, err)
 	}
-	return fail("symlinkat", e.dst, unix.Symlinkat(string(target[:n]), dir, e.Name))
+	return string(target[:n]), nil
 }
 
 // copyProtection copies the attributes immutable and append-only. It must be the last change of the copy.

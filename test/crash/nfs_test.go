@@ -28,7 +28,7 @@ var (
 var nodeLocal = []crashpoint.Point{
 	crashpoint.CreateZeroed, crashpoint.GrowZeroed, crashpoint.GrowFreed, crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
-	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMoved, crashpoint.ReceiveAbandoned,
+	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMade, crashpoint.ReceiveMoved, crashpoint.ReceiveAbandoned,
 }
 
 // exportRows contains the rows for volumes on an export. Each point except those of nodeLocal has at

@@ -28,6 +28,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/internal/treetest"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -37,10 +38,16 @@ var receivePoints = []crashpoint.Point{
 	crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone,
 }
 
+// directoryPoints are receivePoints for directories.
+var directoryPoints = append([]crashpoint.Point{crashpoint.ReceiveMade}, receivePoints...)
+
 // transferPool is the pool of a node.
 type transferPool struct {
-	// dir is the directory with images.
-	dir string
+	// dir is the directory with images, or with volumes that are directories.
+	dir         string
+	directories bool
+	// used means that volumes are in use while they are sent.
+	used bool
 	// group is set instead of dir if the pool is in a volume group, disk if it is a whole disk.
 	group *lvm.Group
 	disk  string
@@ -66,8 +73,19 @@ func (p transferPool) class() map[string]string {
 		return map[string]string{"backend": disk.Name}
 	case p.group != nil:
 		return map[string]string{"backend": lvm.Name}
+	case p.directories:
+		return map[string]string{"backend": "local"}
 	}
 	return nil
+}
+
+// capability is that of the volumes.
+func (p transferPool) capability() *csi.VolumeCapability {
+	if p.directories {
+		mode := backendtest.CapabilityOf("").GetAccessMode().GetMode()
+		return backendtest.Directories()[0].Capability(mode)
+	}
+	return backendtest.CapabilityOf("")
 }
 
 // withContent calls f with the path of the image or device of a volume that is not staged.
@@ -103,6 +121,18 @@ func imagePools(t *testing.T) (a, b transferPool) {
 	dir := testenv.Filesystem(t, "xfs", poolFilesystem)
 	return transferPool{dir: filepath.Join(dir, "a")}, transferPool{dir: filepath.Join(dir, "b")}
 }
+
+// directoryPools returns pools with directories on two filesystems for two nodes.
+func directoryPools(t *testing.T, fsType string) (a, b transferPool) {
+	t.Helper()
+	used := fsType == "btrfs"
+	a = transferPool{dir: filepath.Join(testenv.Filesystem(t, fsType, poolFilesystem), "a"), directories: true, used: used}
+	b = transferPool{dir: filepath.Join(testenv.Filesystem(t, fsType, poolFilesystem), "b"), directories: true}
+	return a, b
+}
+
+// data is the directory of a volume in a pool with directories.
+func (p transferPool) data(name string) string { return filepath.Join(p.dir, "volumes", name, "data") }
 
 // diskPools returns pools of one disk for two nodes. That of the second has old data.
 func diskPools(t *testing.T) (a, b transferPool) {
@@ -309,6 +339,28 @@ func newMembers(t *testing.T, poolA, poolB transferPool) (a, b, controller *memb
 	return a, b, controller
 }
 
+// TestDirectoryKilledInTransfer is TestKilledInTransfer for directories, which have no differences. A volume on btrfs is in use while
+// it is sent.
+func TestDirectoryKilledInTransfer(t *testing.T) {
+	t.Parallel()
+	for _, fsType := range []string{"xfs", "btrfs"} {
+		for _, p := range directoryPoints {
+			for _, undone := range []bool{false, true} {
+				for _, snapshot := range []bool{false, true} {
+					if snapshot && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
+						continue
+					}
+					t.Run(fmt.Sprintf("%s/%s/undone=%t/snapshot=%t", fsType, p, undone, snapshot), func(t *testing.T) {
+						t.Parallel()
+						poolA, poolB := directoryPools(t, fsType)
+						killInTransfer(t, p, undone, snapshot, poolA, poolB)
+					})
+				}
+			}
+		}
+	}
+}
+
 func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, poolA, poolB transferPool) {
 	t.Helper()
 	a, b, controller := newMembers(t, poolA, poolB)
@@ -321,7 +373,8 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	must(t, err)
 	content := make([]byte, 3<<20)
 	_, _ = rand.Read(content)
-	poolA.use(t, a, id)
+	unstage := poolA.use(t, a, id)
+	defer unstage()
 	poolA.write(t, "v", content)
 	from := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 	if differences {
@@ -349,6 +402,7 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	}
 	must(t, <-answered)
 	if undone {
+		unstage()
 		must(t, poll(func(ctx context.Context) error {
 			got, err := controller.control.ListVolumes(ctx, &csi.ListVolumesRequest{})
 			for _, e := range got.GetEntries() {
@@ -357,6 +411,8 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 			return err
 		}))
 		must(t, emptyDir(filepath.Join(b.records(), "volumes")))
+	} else if poolB.directories {
+		treetest.Compare(t, poolA.data("v"), poolB.data("n"))
 	} else {
 		poolB.withContent(t, "n", func(path string) {
 			got, err := os.ReadFile(path)
@@ -374,23 +430,42 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 	}
 }
 
-// use stages a volume on a disk, which is copied only if it was used.
-func (p transferPool) use(t *testing.T, m *member, id string) {
+// use stages a volume on a disk, which is copied only if it was used. A volume that is in use while it is sent stays staged until
+// unstage is called, which can be repeated.
+func (p transferPool) use(t *testing.T, m *member, id string) (unstage func()) {
 	t.Helper()
-	if p.disk == "" {
-		return
+	if p.disk == "" && !p.used {
+		return func() {}
 	}
 	staging := newDir(t)
-	capability := backendtest.CapabilityOf("")
-	_, err := m.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
+	unstage = func() {
+		_, err := m.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	_, err := m.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: p.capability()})
 	must(t, err)
-	_, err = m.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
-	must(t, err)
+	if !p.used {
+		unstage()
+	}
+	return unstage
 }
 
-// write writes to a volume that is not staged, 1 MiB after its beginning.
+// write writes to a volume that is not staged, 1 MiB after its beginning. A directory gets a new file with the first MiB of
+// the content, which has no zeros that would become a hole, and before that a tree with all types of files.
 func (p transferPool) write(t *testing.T, name string, content []byte) {
 	t.Helper()
+	if p.directories {
+		dir := p.data(name)
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		if len(entries) == 0 {
+			treetest.Make(t, dir, 1)
+		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("content-%d", len(entries))), content[:1<<20], 0o600))
+		return
+	}
 	p.withContent(t, name, func(path string) {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		must(t, err)
@@ -408,16 +483,16 @@ func (m *member) snapshot(t *testing.T, name, id string) *csi.VolumeContentSourc
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshot().GetSnapshotId()}}}
 }
 
-// request is the request of a raw volume on a node.
+// request is the request of a volume on a node.
 func (m *member) request(name, node string, from *csi.VolumeContentSource) *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeContentSource: from, Parameters: m.pool.class(),
 		AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology(node)}},
-		VolumeCapabilities:        []*csi.VolumeCapability{backendtest.CapabilityOf("")},
+		VolumeCapabilities:        []*csi.VolumeCapability{m.pool.capability()},
 	}
 }
 
-// create creates a raw volume on a node, and repeats the call while a driver does not answer.
+// create creates a volume on a node, and repeats the call while a driver does not answer.
 func (m *member) create(t *testing.T, name, node string, from *csi.VolumeContentSource) (id string, err error) {
 	t.Helper()
 	err = poll(func(ctx context.Context) error {

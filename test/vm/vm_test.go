@@ -133,8 +133,8 @@ var guests = []guest{
 		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
 		programs: []program{{
 			"./backend/local",
-			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(LimitEnforced|QuotaIDs|OtherQuotaKind|LimitsOff|LimitedCopy)$|^TestDamagedQuotas$"},
-			append(onProjects("LimitEnforced/root", "LimitsOff/required"), passed("TestDamagedQuotas/.*")...),
+			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(LimitEnforced|QuotaIDs|OtherQuotaKind|LimitsOff|LimitedCopy)$|^TestProjectTransfer$|^TestDamagedQuotas$"},
+			append(onProjects("LimitEnforced/root", "LimitsOff/required"), passed("TestDamagedQuotas/.*", "TestProjectTransfer/(xfs|ext4)")...),
 		}},
 	},
 	{

@@ -1,0 +1,348 @@
+package clone_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/treetest"
+	"github.com/trivet-csi/trivet/linux/clone"
+)
+
+// temporary makes files without a name.
+func temporary(tb testing.TB) func() (*os.File, error) {
+	tb.Helper()
+	dir := tb.TempDir()
+	return func() (*os.File, error) {
+		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+		return os.NewFile(uintptr(fd), dir), err
+	}
+}
+
+func pack(tb testing.TB, src string) *clone.Packed {
+	tb.Helper()
+	root, err := os.Open(src)
+	must(tb, err)
+	p, err := clone.Pack(tb.Context(), root, temporary(tb))
+	must(tb, err)
+	tb.Cleanup(func() { p.Close() })
+	return p
+}
+
+// copyIndex copies the index of a packed tree to a file.
+func copyIndex(tb testing.TB, p *clone.Packed) *os.File {
+	tb.Helper()
+	index := create(tb, filepath.Join(tb.TempDir(), "index"))
+	_, err := io.Copy(index, io.NewSectionReader(p, 0, p.IndexSize))
+	must(tb, err)
+	return index
+}
+
+// targetOf describes the copy of a packed tree in a directory.
+func targetOf(tb testing.TB, p *clone.Packed, dst string) clone.Target {
+	tb.Helper()
+	return clone.Target{Root: open(tb, dst), Index: copyIndex(tb, p), IndexSize: p.IndexSize, Size: p.Size, Each: tb.Context().Err}
+}
+
+// copyData copies the data between two offsets of a packed tree, and returns its size.
+func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (bytes int64) {
+	tb.Helper()
+	last := int64(0)
+	for r, err := range p.Ranges(tb.Context(), from) {
+		must(tb, err)
+		if r.Offset < max(from, last) || r.Length <= 0 || r.Offset+r.Length > p.Size {
+			tb.Fatalf("got range %+v after offset %d, want one between that and %d", r, max(from, last), p.Size)
+		}
+		last = r.Offset + r.Length
+		for at := max(r.Offset, p.IndexSize); at < min(last, end); {
+			b := make([]byte, min(1<<20, min(last, end)-at))
+			_, err := p.ReadAt(b, at)
+			must(tb, err)
+			_, err = to.WriteAt(b, at)
+			must(tb, err)
+			at += int64(len(b))
+			bytes += int64(len(b))
+		}
+	}
+	return bytes
+}
+
+// sendTree makes dst a copy of src, which is interrupted several times.
+func sendTree(tb testing.TB, src, dst string, interruptions int) {
+	tb.Helper()
+	p := pack(tb, src)
+	target := targetOf(tb, p, dst)
+	u, err := clone.Unpack(target)
+	must(tb, err)
+	verified := p.IndexSize
+	for i := range interruptions {
+		end := verified + (p.Size-verified)*int64(i+1)/int64(interruptions+1)
+		written := min(p.Size, end+rand.Int64N(2<<20))
+		copyData(tb, p, u, verified, written)
+		must(tb, u.Sync())
+		u.Close()
+		verified = end
+		u, err = clone.OpenUnpacked(target, verified)
+		must(tb, err)
+	}
+	copyData(tb, p, u, verified, p.Size)
+	must(tb, u.Finish(tb.Context()))
+	must(tb, u.Finish(tb.Context())) // repeated after an interruption
+	u.Close()
+}
+
+// TestPack: a tree that is packed and unpacked on another filesystem equals the original, also after interruptions.
+func TestPack(t *testing.T) {
+	dirs := map[string]string{}
+	for _, fsType := range []string{"xfs", "ext4", "btrfs"} {
+		dirs[fsType] = filesystem(t, fsType, "1G")
+	}
+	for from, dir := range dirs {
+		src := mkdir(t, dir, "src")
+		treetest.Make(t, src, 5)
+		for to, other := range dirs {
+			if from == "btrfs" && to != from { // it has flags that the others do not have
+				continue
+			}
+			t.Run(from+" to "+to, func(t *testing.T) {
+				for _, interruptions := range []int{0, 7} {
+					dst := mkdir(t, other, fmt.Sprintf("from-%s-%d", from, interruptions))
+					sendTree(t, src, dst, interruptions)
+					treetest.Compare(t, src, dst)
+				}
+			})
+		}
+	}
+	// Files of btrfs with the properties that the other filesystems have, too.
+	src := mkdir(t, dirs["btrfs"], "from-xfs")
+	sendTree(t, filepath.Join(dirs["xfs"], "src"), src, 0)
+	for _, to := range []string{"xfs", "ext4"} {
+		dst := mkdir(t, dirs[to], "from-btrfs")
+		sendTree(t, src, dst, 3)
+		treetest.Compare(t, src, dst)
+	}
+	sendTree(t, filepath.Join(dirs["btrfs"], "src"), mkdir(t, dirs["xfs"], "flags-of-btrfs"), 0)
+}
+
+// TestPackLayout: the layout of a tree does not change by reading it, and changes with the tree.
+func TestPackLayout(t *testing.T) {
+	src := mkdir(t, filesystem(t, "ext4", "512M", "strictatime"), "src")
+	treetest.Make(t, src, 1)
+	first, second := pack(t, src), pack(t, src)
+	if first.Layout != second.Layout || first.Size != second.Size || first.Bytes == 0 {
+		t.Errorf("got layouts %q of %d bytes and %q of %d bytes of the same tree", first.Layout, first.Size, second.Layout, second.Size)
+	}
+	must(t, os.WriteFile(filepath.Join(src, "new"), nil, 0o600))
+	if third := pack(t, src); third.Layout == first.Layout {
+		t.Error("the layout is the same after a change")
+	}
+}
+
+// TestPackReplaced: a file that was replaced by a pipe is not opened, and ends the transfer.
+func TestPackReplaced(t *testing.T) {
+	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
+	path := filepath.Join(src, "file")
+	must(t, os.WriteFile(path, random(mib), 0o600))
+	p := pack(t, src)
+	must(t, os.Remove(path))
+	must(t, unix.Mkfifo(path, 0o600))
+	events, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	must(t, err)
+	defer unix.Close(events)
+	_, err = unix.InotifyAddWatch(events, path, unix.IN_OPEN)
+	must(t, err)
+	if _, err := p.ReadAt(make([]byte, mib), p.IndexSize); err == nil {
+		t.Error("reading the replaced file: got no error")
+	}
+	if n, err := unix.Read(events, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("got %d bytes of events and error %v, want none: the pipe was opened", n, err)
+	}
+}
+
+// TestPackDefaultACL: the default ACL of the new directory is not inherited.
+func TestPackDefaultACL(t *testing.T) {
+	dir := filesystem(t, "ext4", "256M")
+	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
+	acl := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range [][3]uint32{{1, 7}, {2, 7, 1234}, {4, 5}, {0x10, 7}, {0x20, 5}} { // acl(5): user, named user, group, mask, other
+		acl = binary.LittleEndian.AppendUint16(acl, uint16(e[0]))
+		acl = binary.LittleEndian.AppendUint16(acl, uint16(e[1]))
+		acl = binary.LittleEndian.AppendUint32(acl, e[2])
+	}
+	must(t, unix.Setxattr(dst, "system.posix_acl_default", acl, 0))
+	must(t, os.Mkdir(filepath.Join(src, "sub"), 0o700))
+	must(t, os.WriteFile(filepath.Join(src, "sub", "file"), random(kib), 0o600))
+	sendTree(t, src, dst, 0)
+	treetest.Compare(t, src, dst)
+}
+
+// TestPackAllocated: holes are not in the ranges.
+func TestPackAllocated(t *testing.T) {
+	src := mkdir(t, filesystem(t, "xfs", "512M"), "src")
+	f := create(t, filepath.Join(src, "sparse"))
+	must(t, f.Truncate(1<<40))
+	write(t, f, 1<<39, random(mib))
+	must(t, f.Sync())
+	p := pack(t, src)
+	if got := copyData(t, p, discard{}, 0, p.Size); got < mib || got > mib+64*kib {
+		t.Errorf("got %d bytes of data, want about %d", got, mib)
+	}
+}
+
+// discard is a target that keeps nothing.
+type discard struct{}
+
+func (discard) WriteAt(b []byte, _ int64) (int, error) { return len(b), nil }
+
+// TestPackDeep: the number of open files does not grow with the depth of the tree.
+func TestPackDeep(t *testing.T) {
+	const depth = 5000
+	dir := filesystem(t, "xfs", "1G")
+	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
+	makeDeep(t, src, depth, "a", "z")
+	p := pack(t, src)
+	u, err := clone.Unpack(targetOf(t, p, dst))
+	must(t, err)
+	maximum := 0
+	copyData(t, p, counting{u, func() {
+		fds, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		maximum = max(maximum, len(fds))
+	}}, 0, p.Size)
+	must(t, u.Finish(t.Context()))
+	if maximum > 200 || maximum < 64 {
+		t.Errorf("got up to %d open files, want 64 to 200", maximum)
+	}
+	if a, b := countDeep(t, src), countDeep(t, dst); a != b || a.depth != depth {
+		t.Errorf("copy: got %+v, source: got %+v, want equal ones of depth %d", b, a, depth)
+	}
+	tooDeep := mkdir(t, dir, "too deep")
+	makeDeep(t, tooDeep, 10_001)
+	if _, err := clone.Pack(t.Context(), open(t, tooDeep), temporary(t)); !errors.Is(err, clone.ErrUncopyable) {
+		t.Errorf("a tree that is too deep: got %v, want %v", err, clone.ErrUncopyable)
+	}
+}
+
+// counting is a target that calls a function for each write.
+type counting struct {
+	io.WriterAt
+	written func()
+}
+
+func (c counting) WriteAt(b []byte, at int64) (int, error) {
+	c.written()
+	return c.WriterAt.WriteAt(b, at)
+}
+
+// TestPackWide: memory does not grow with the number of files, also if all have several names.
+func TestPackWide(t *testing.T) {
+	files := 50_000
+	if testing.Short() {
+		files /= 10
+	}
+	dir := filesystem(t, "xfs", "1G")
+	src := mkdir(t, dir, "src")
+	at := open(t, src)
+	for i := range files {
+		name := fmt.Sprintf("%0100d", i)
+		must(t, unix.Mknodat(int(at.Fd()), name, unix.S_IFREG|0o600, 0))
+		must(t, unix.Linkat(int(at.Fd()), name, int(at.Fd()), name+".2", 0))
+	}
+	heapSize := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heapSize()
+	p := pack(t, src)
+	dst := mkdir(t, dir, "dst")
+	u, err := clone.Unpack(targetOf(t, p, dst))
+	must(t, err)
+	must(t, u.Finish(t.Context()))
+	if grown := heapSize() - before; grown > 8*mib {
+		t.Errorf("the heap grew by %d bytes, want at most %d", grown, 8*mib)
+	}
+	testenv.Run(t, "diff", "-rq", src, dst)
+	var st unix.Stat_t
+	must(t, unix.Lstat(filepath.Join(dst, fmt.Sprintf("%0100d", files/2)), &st))
+	if st.Nlink != 2 {
+		t.Errorf("got %d names of a file, want 2", st.Nlink)
+	}
+}
+
+// TestPackCancel: packing and unpacking end with their context.
+func TestPackCancel(t *testing.T) {
+	dir := filesystem(t, "ext4", "256M")
+	src := mkdir(t, dir, "src")
+	treetest.Make(t, src, 1)
+	p := pack(t, src)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := clone.Pack(ctx, open(t, src), temporary(t)); !errors.Is(err, context.Canceled) {
+		t.Errorf("Pack: got %v, want %v", err, context.Canceled)
+	}
+	target := targetOf(t, p, mkdir(t, dir, "dst"))
+	target.Each = ctx.Err
+	if _, err := clone.Unpack(target); !errors.Is(err, context.Canceled) {
+		t.Errorf("Unpack: got %v, want %v", err, context.Canceled)
+	}
+	if _, err := clone.OpenUnpacked(target, p.IndexSize); !errors.Is(err, context.Canceled) {
+		t.Errorf("OpenUnpacked: got %v, want %v", err, context.Canceled)
+	}
+}
+
+// TestUnpackTooMany: not more files and directories are made than the target may have. Another name of a file is not another file.
+func TestUnpackTooMany(t *testing.T) {
+	dir := filesystem(t, "ext4", "256M")
+	src := mkdir(t, dir, "src")
+	for _, name := range []string{"a", "b"} {
+		must(t, os.WriteFile(filepath.Join(src, name), nil, 0o600))
+		must(t, os.Link(filepath.Join(src, name), filepath.Join(src, name+"2")))
+	}
+	p := pack(t, src)
+	for most, want := range map[int64]error{3: nil, 2: clone.ErrTooMany} {
+		target := targetOf(t, p, mkdir(t, dir, fmt.Sprintf("at most %d", most)))
+		target.MaxInodes = most
+		if _, err := clone.Unpack(target); !errors.Is(err, want) {
+			t.Errorf("at most %d files and directories: got error %v, want %v", most, err, want)
+		}
+	}
+}
+
+// TestPackAttributes: the attributes of security modules are not copied, except for capabilities. One that is too large for the
+// filesystem is an error that says so.
+func TestPackAttributes(t *testing.T) {
+	src, dst := mkdir(t, filesystem(t, "xfs", "512M"), "src"), filesystem(t, "ext4", "256M")
+	path := filepath.Join(src, "file")
+	must(t, os.WriteFile(path, nil, 0o700))
+	capability := make([]byte, 20) // struct vfs_cap_data, revision 2
+	capability[3] = 2
+	for name, value := range map[string][]byte{"security.capability": capability, "security.selinux": []byte("label"), "user.a": []byte("value")} {
+		must(t, unix.Setxattr(path, name, value, 0))
+	}
+	sendTree(t, src, mkdir(t, dst, "small"), 0)
+	names := make([]byte, 1024)
+	n, err := unix.Listxattr(filepath.Join(dst, "small", "file"), names)
+	must(t, err)
+	if got := string(names[:n]); strings.Contains(got, "selinux") || !strings.Contains(got, "security.capability") || !strings.Contains(got, "user.a") {
+		t.Errorf("got extended attributes %q, want security.capability and user.a", got)
+	}
+	must(t, unix.Setxattr(path, "user.large", make([]byte, 20*kib), 0))
+	u, err := clone.Unpack(targetOf(t, pack(t, src), mkdir(t, dst, "large")))
+	must(t, err)
+	if err := u.Finish(t.Context()); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), "user.large") {
+		t.Errorf("an attribute that is too large: got %v, want %v with its name", err, clone.ErrUncopyable)
+	}
+}

@@ -1,0 +1,267 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/tree"
+)
+
+// indexOf returns an index with entries, each followed by an extended attribute, and the size of the packed tree. A nil entry
+// leaves a directory.
+func indexOf(tb testing.TB, entries ...*packedEntry) (index []byte, size int64) {
+	tb.Helper()
+	var b bytes.Buffer
+	w := newIndexWriter(&b)
+	for _, e := range entries {
+		if e == nil {
+			w.leave()
+			continue
+		}
+		if err := w.entry(e); err != nil {
+			tb.Fatal(err)
+		}
+		if e.Marks&markAgain == 0 {
+			w.attribute("user.name", []byte("value"))
+		}
+	}
+	if err := w.to.Flush(); err != nil {
+		tb.Fatal(err)
+	}
+	return b.Bytes(), w.size + w.data
+}
+
+func named(name string, mode uint32, change ...func(*packedEntry)) *packedEntry {
+	e := &packedEntry{name: name, packedHeader: packedHeader{Mode: mode}}
+	for _, f := range change {
+		f(e)
+	}
+	return e
+}
+
+func readAll(index []byte, size int64) error {
+	r := newIndexReader(bytes.NewReader(index), int64(len(index)), size)
+	for {
+		if _, err := r.next(); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// hostile are entries in the root that Pack does not write.
+var hostile = map[string][]*packedEntry{
+	"parent":             {named("..", unix.S_IFDIR|0o700), nil},
+	"itself":             {named(".", unix.S_IFDIR|0o700), nil},
+	"path":               {named("a/b", unix.S_IFREG|0o600)},
+	"absolute":           {named("/etc", unix.S_IFDIR|0o700), nil},
+	"no name":            {named("", unix.S_IFREG|0o600)},
+	"zero in the name":   {named("a\x00b", unix.S_IFREG|0o600)},
+	"long name":          {named(strings.Repeat("n", unix.NAME_MAX+1), unix.S_IFREG|0o600)},
+	"no type":            {named("a", 0o600)},
+	"unknown type":       {named("a", 0o170000|0o600)},
+	"mode":               {named("a", unix.S_IFREG|1<<20)},
+	"negative size":      {named("a", unix.S_IFREG, func(e *packedEntry) { e.Size = -1 })},
+	"size of a pipe":     {named("a", unix.S_IFIFO, func(e *packedEntry) { e.Size = 1 })},
+	"no target":          {named("a", unix.S_IFLNK)},
+	"target of a file":   {named("a", unix.S_IFREG, func(e *packedEntry) { e.target = "x" })},
+	"linked directory":   {named("a", unix.S_IFDIR, func(e *packedEntry) { e.Inode, e.Links = 1, 2 }), nil},
+	"again without link": {named("a", unix.S_IFREG, func(e *packedEntry) { e.Marks = markAgain })},
+	"unknown mark":       {named("a", unix.S_IFREG, func(e *packedEntry) { e.Marks = 1 << 7 })},
+	"flags":              {named("a", unix.S_IFREG, func(e *packedEntry) { e.Flags = 1 << 30 })},
+	"protection":         {named("a", unix.S_IFREG, func(e *packedEntry) { e.Protection = 1 })},
+	"nanoseconds":        {named("a", unix.S_IFREG, func(e *packedEntry) { e.Modified.Nanoseconds = 1e9 })},
+	"leave the root":     {nil},
+}
+
+// TestHostileIndex: an index that Pack does not write is refused.
+func TestHostileIndex(t *testing.T) {
+	for name, entries := range hostile {
+		index, size := indexOf(t, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
+		if err := readAll(index, size); !errors.Is(err, ErrIndex) {
+			t.Errorf("%s: got %v, want %v", name, err, ErrIndex)
+		}
+	}
+	index, size := indexOf(t, named("", unix.S_IFDIR|0o700), named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Size = 10 }), nil)
+	if err := readAll(index, size); err != nil {
+		t.Errorf("a valid index: got %v", err)
+	}
+	for name, other := range map[string]struct {
+		index []byte
+		size  int64
+	}{
+		"larger tree":    {index, size + 1},
+		"smaller tree":   {index, size - 1},
+		"more records":   {append(bytes.Clone(index), recordLeave), size + 1},
+		"other magic":    {append([]byte("x"), index[1:]...), size},
+		"empty":          {nil, 0},
+		"a file as root": {func() []byte { b, _ := indexOf(t, named("", unix.S_IFREG)); return b }(), size},
+	} {
+		if err := readAll(other.index, other.size); !errors.Is(err, ErrIndex) {
+			t.Errorf("%s: got %v, want %v", name, err, ErrIndex)
+		}
+	}
+	for n := range index {
+		if err := readAll(index[:n], size); !errors.Is(err, ErrIndex) {
+			t.Errorf("the first %d bytes: got %v, want %v", n, err, ErrIndex)
+		}
+	}
+}
+
+// TestHostileTree: an index whose entries contradict each other fails, and nothing is made outside of the root.
+func TestHostileTree(t *testing.T) {
+	link := func(e *packedEntry) { e.Inode, e.Links = 7, 3 }
+	again := func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 3, markAgain }
+	for name, entries := range map[string][]*packedEntry{
+		"through a symbolic link": {
+			named("a", unix.S_IFLNK|0o777, func(e *packedEntry) { e.target = "../outside" }),
+			named("a", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600), nil,
+		},
+		"same name twice":  {named("a", unix.S_IFREG|0o600), named("a", unix.S_IFREG|0o600)},
+		"unknown link":     {named("a", unix.S_IFREG|0o600, again)},
+		"first name twice": {named("a", unix.S_IFREG|0o600, link), named("b", unix.S_IFREG|0o600, link)},
+		"more names":       {named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }), named("b", unix.S_IFREG|0o600, again), named("c", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }), named("d", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, size := indexOf(t, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
+			target, unchanged := targetOf(t, b, size)
+			if u, err := Unpack(target); err == nil {
+				u.Close()
+				t.Error("the index was accepted")
+			}
+			unchanged()
+		})
+	}
+}
+
+// targetOf describes the tree of an index in a new directory. unchanged verifies that nothing outside of the tree was changed.
+func targetOf(t *testing.T, index []byte, size int64) (target Target, unchanged func()) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := os.OpenRoot(t.TempDir())
+	must(err)
+	must(errors.Join(dir.Mkdir("root", 0o700), dir.Mkdir("outside", 0o700), dir.WriteFile("index", index, 0o600)))
+	state := func() string {
+		var text strings.Builder
+		must(fs.WalkDir(dir.FS(), ".", func(path string, e fs.DirEntry, err error) error {
+			if err != nil || path == "." {
+				return err
+			}
+			if path == "root" {
+				return fs.SkipDir
+			}
+			info, err := e.Info()
+			if err == nil {
+				fmt.Fprintf(&text, "%s %v %d %v\n", path, info.Mode(), info.Size(), info.ModTime())
+			}
+			return err
+		}))
+		return text.String()
+	}
+	target = Target{IndexSize: int64(len(index)), Size: size, Each: t.Context().Err}
+	target.Index, err = dir.Open("index")
+	must(err)
+	target.Root, err = dir.Open("root")
+	must(err)
+	t.Cleanup(func() {
+		if err := errors.Join(tree.Empty(context.Background(), target.Root), target.Root.Close(), target.Index.Close(), dir.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	before := state()
+	return target, func() {
+		t.Helper()
+		if after := state(); after != before {
+			t.Errorf("got outside of the root:\n%swant:\n%s", after, before)
+		}
+	}
+}
+
+// FuzzIndex: whatever the index contains, every entry that is read has a name of one component, and its data is in order and
+// within the packed tree.
+func FuzzIndex(f *testing.F) {
+	index, size := indexOf(f, named("", unix.S_IFDIR|0o700), named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Size = 10 }),
+		named("d", unix.S_IFDIR|0o755), named("l", unix.S_IFLNK|0o777, func(e *packedEntry) { e.target = "a" }), nil, nil)
+	f.Add(index, size)
+	for _, entries := range hostile {
+		b, size := indexOf(f, append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...)...)
+		f.Add(b, size)
+	}
+	f.Fuzz(func(t *testing.T, index []byte, size int64) {
+		if size < int64(len(index)) {
+			return
+		}
+		r := newIndexReader(bytes.NewReader(index), int64(len(index)), size)
+		end, depth, records := int64(len(index)), 0, 0
+		for {
+			got, err := r.next()
+			if err != nil {
+				return
+			}
+			if records++; records > len(index) {
+				t.Fatal("more records than bytes")
+			}
+			e := got.entry
+			switch {
+			case e == nil && got.attribute == "":
+				depth--
+			case e == nil:
+			case (e.name == "") != (depth == 0) || e.name == ".." || strings.ContainsAny(e.name, "/\x00"):
+				t.Fatalf("got name %q at depth %d", e.name, depth)
+			case got.data != end || e.dataSize() < 0 || end+e.dataSize() > size:
+				t.Fatalf("got data at %d of %d bytes, want it at %d and within %d", got.data, e.dataSize(), end, size)
+			default:
+				end += e.dataSize()
+				if e.kind() == unix.S_IFDIR {
+					depth++
+				}
+			}
+			if depth < 0 {
+				t.Fatal("left more directories than were entered")
+			}
+		}
+	})
+}
+
+// FuzzUnpack: whatever the index and the data contain, nothing outside of the root changes.
+func FuzzUnpack(f *testing.F) {
+	seed := func(entries ...*packedEntry) {
+		b, size := indexOf(f, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
+		f.Add(b, size, int64(len(b)), []byte("data"))
+	}
+	content := func(e *packedEntry) { e.Size = 10 }
+	seed(named("a", unix.S_IFREG|0o4755, content), named("d", unix.S_IFDIR|0o755), named("b", unix.S_IFREG|0o600, content), nil)
+	seed(named("a", unix.S_IFLNK|0o777, func(e *packedEntry) { e.target = "../outside" }), named("a", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600, content), nil)
+	seed(named("a", unix.S_IFREG|0o600, content, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }), named("b", unix.S_IFREG|0o600, content, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }))
+	for _, entries := range hostile {
+		seed(entries...)
+	}
+	f.Fuzz(func(t *testing.T, index []byte, size, at int64, data []byte) {
+		target, unchanged := targetOf(t, index, size)
+		target.MaxInodes = 100
+		if u, err := Unpack(target); err == nil {
+			if at >= target.IndexSize {
+				_, _ = u.WriteAt(data, at)
+			}
+			_ = u.Finish(t.Context())
+			u.Close()
+		}
+		unchanged()
+	})
+}
