@@ -230,6 +230,23 @@ type Snapshotter interface {
 	ListSnapshots(ctx context.Context, after volume.ID, limit int) (snapshots []volume.Snapshot, more bool, err error)
 }
 
+// LiveSnapshotter is implemented by a Snapshotter that does not create snapshots of all its volumes in pools of a node while they are in
+// use. The backend locks such a volume while it is sent (Transferrer).
+type LiveSnapshotter interface {
+	Snapshotter
+	// LiveSnapshots is LiveSnapshots for a volume of this backend. It returns true if the volume cannot be examined.
+	LiveSnapshots(v volume.Volume) bool
+}
+
+// LiveSnapshots reports whether snapshots of a volume in a pool of a node can be created while it is in use.
+func LiveSnapshots(b Backend, v volume.Volume) bool {
+	if l, ok := b.(LiveSnapshotter); ok {
+		return l.LiveSnapshots(v)
+	}
+	_, ok := b.(Snapshotter)
+	return ok
+}
+
 // Cloner is implemented by backends that copy volumes but do not support snapshots. A Snapshotter copies
 // volumes and snapshots.
 type Cloner interface {

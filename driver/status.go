@@ -112,7 +112,7 @@ func (d *Driver) reportPool(ctx context.Context, s pool.State, mounts []*mount.E
 
 func reportUsage(p *status.Pool, u pool.Usage) {
 	p.SizeBytes, p.UsedBytes, p.FreeBytes = u.Total, u.Used, u.Free
-	p.PromisedBytes, p.RoomBytes, p.ReserveBytes = u.Promised, u.Room, u.Reserve
+	p.PromisedBytes, p.RoomBytes, p.LargestBytes, p.ReserveBytes = u.Promised, u.Room, u.Largest, u.Reserve
 	p.Volumes, p.Snapshots, p.Copies = u.Volumes, u.Snapshots, u.Copies
 	p.Trash, p.TrashStuck = u.Trash, u.TrashStuck
 }
@@ -132,6 +132,10 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry, m
 	}
 	device, staged := present(ctx, b, v, mounts)
 	out.Device, out.Staged = cmp.Or(out.Device, device), staged
+	out.NoLiveSnapshots = !backend.LiveSnapshots(b, v)
+	if d.sender != nil {
+		out.SentAs = d.sender.SentAs(v.ID)
+	}
 	if s, err := blockdev.ReadIOStat(out.Device); err == nil {
 		out.IO = &status.IO{Reads: s.Reads, ReadBytes: s.ReadBytes, Writes: s.Writes, WrittenBytes: s.WrittenBytes, BusySeconds: float64(s.BusyMilliseconds) / 1000}
 	}

@@ -3,15 +3,21 @@ package driver_test
 import (
 	"encoding/json"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // report reads /status.
@@ -73,6 +79,35 @@ func TestStatus(t *testing.T) {
 	got := r.Volumes[0]
 	if got.ID != v.GetVolumeId() || got.SizeBytes != 64*mib || got.UsedBytes <= 0 || got.Content != "ext4" || got.Device == "" || !got.Staged || got.IO == nil || got.IO.WrittenBytes == 0 || len(got.Health) != 0 {
 		t.Errorf("got volume %+v, want %s with 64 MiB of ext4 and a device that was written to", got, v.GetVolumeId())
+	}
+}
+
+// TestLiveSnapshots: the report tells of which volumes no snapshot can be taken while they are in use.
+func TestLiveSnapshots(t *testing.T) {
+	directory := func(fsType string) pool.Config {
+		return pool.Config{Name: "default", Directory: pool.Directory{Path: filepath.Join(testenv.Filesystem(t, fsType, "256M"), "pool")}}
+	}
+	device, _, _ := testenv.Disk(t, 256*mib)
+	filesystem, tree := backendtest.Kind{FSType: "ext4"}, backendtest.Kind{Features: backendtest.Directory}
+	for name, tc := range map[string]struct {
+		kind backend.Kind
+		of   backendtest.Kind
+		pool pool.Config
+		none bool
+	}{
+		"image":              {loop.Kind, filesystem, directory("ext4"), false},
+		"directory on btrfs": {local.Kind, tree, directory("btrfs"), false},
+		"directory on ext4":  {local.Kind, tree, directory("ext4"), true},
+		"disk":               {disk.Kind, filesystem, pool.Config{Name: "disks", Section: &disk.Disks{Match: []string{device}}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t, tc.kind)
+			o.HTTPAddress, o.Config.Pools = backendtest.FreeAddress(t), []pool.Config{tc.pool}
+			create(t, backendtest.StartWith(t, o), tc.of, 64)
+			if r := report(t, o.HTTPAddress); len(r.Volumes) != 1 || r.Volumes[0].NoLiveSnapshots != tc.none {
+				t.Errorf("got %+v, want one volume with noLiveSnapshots %t", r.Volumes, tc.none)
+			}
+		})
 	}
 }
 

@@ -32,6 +32,23 @@ func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec vo
 	return set, nil
 }
 
+var _ backend.LiveSnapshotter = (*Backend)(nil)
+
+// LiveSnapshots implements backend.LiveSnapshotter.
+func (b *Backend) LiveSnapshots(v volume.Volume) bool {
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return true
+	}
+	dir, err := p.OpenData(v)
+	if err != nil {
+		return true
+	}
+	defer dir.Close()
+	subvolume, err := clone.IsSubvolume(dir)
+	return err != nil || subvolume
+}
+
 // expect returns the expected record of a snapshot. The size of a directory without a limit is known
 // only after the copy.
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {

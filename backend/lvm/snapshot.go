@@ -143,6 +143,14 @@ func (b *Backend) Snapshot(ctx context.Context, volumes []volume.Volume, spec vo
 	return b.Take(ctx, volumes, spec, expected, b.takeThin)
 }
 
+var _ backend.LiveSnapshotter = (*Backend)(nil)
+
+// LiveSnapshots implements backend.LiveSnapshotter.
+func (b *Backend) LiveSnapshots(v volume.Volume) bool {
+	p, err := b.Set.ByID(v.ID)
+	return err != nil || storageOf(p).thin != ""
+}
+
 // expected returns the expected record of a snapshot of a volume.
 func (s *storage) expected(ctx context.Context, v volume.Volume) (volume.Snapshot, error) {
 	n, err := s.mapped(context.WithoutCancel(ctx), v)

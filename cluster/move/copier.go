@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 // progressInterval is the time between two messages about the progress of a transfer.
@@ -23,13 +24,13 @@ const progressInterval = 10 * time.Second
 const selectedNode = "volume.kubernetes.io/selected-node"
 
 // copier creates copies of the volume of a claim on another node. A copy is a snapshot, and a claim of the same name that has it
-// as source.
+// as source. Without snapshots it is only a claim, which has the claim of the volume as source.
 type copier struct {
 	api   *kubectl.Cluster
 	claim kube.Claim
 	// capacity is the size of the claim's PersistentVolume.
 	capacity string
-	// to is the node of the copies, snapshotClass the class of their snapshots.
+	// to is the node of the copies, snapshotClass the class of their snapshots, or "" if there are none.
 	to, snapshotClass string
 	// used is true if pods may use the volume, so that waiting does not help if the pool takes snapshots only of unused volumes.
 	used bool
@@ -75,16 +76,17 @@ func (c *copier) takeSnapshot(ctx context.Context, name string, check func() err
 	return taken, err
 }
 
-// restore creates a volume from a snapshot of the claim, and waits until it is complete.
-func (c *copier) restore(ctx context.Context, name string, snapshot kube.Snapshot, check func() error) (v kube.PersistentVolume, err error) {
+// restore creates the volume of a copy, and waits until it is complete. restoreSize is that of its snapshot, if there is one.
+func (c *copier) restore(ctx context.Context, name, restoreSize string, check func() error) (v kube.PersistentVolume, err error) {
 	begin := time.Now()
-	err = c.api.CreateClaim(ctx, c.claim.Metadata.Namespace, c.copyClaim(name, snapshot.Status.RestoreSize))
+	err = c.api.CreateClaim(ctx, c.claim.Metadata.Namespace, c.copyClaim(name, restoreSize))
 	if apierrors.IsAlreadyExists(err) {
 		err = c.checkExisting(ctx, name)
 	}
 	if err != nil {
 		return v, fmt.Errorf("creating claim %s: %w", name, err)
 	}
+	crashpoint.Here(crashpoint.MoveCopying)
 	claim, err := c.waitCopied(ctx, name, check)
 	if err != nil {
 		return v, err
@@ -103,8 +105,8 @@ func (c *copier) checkExisting(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	source := claim.Spec.DataSource
-	own := source.Kind == "VolumeSnapshot" && source.Name == name
+	source, expected := claim.Spec.DataSource, c.source(name)
+	own := source.Kind == expected["kind"] && source.Name == expected["name"]
 	for key, value := range c.labels {
 		own = own && claim.Metadata.Labels[key] == value
 	}
@@ -122,14 +124,22 @@ func (c *copier) show(name string, shown *string, message string) {
 	}
 }
 
-// copyClaim returns the claim of a copy. Its volume is created from the snapshot of the same name, on the node to.
+// source returns the source of a copy with a name.
+func (c *copier) source(name string) map[string]any {
+	if c.snapshotClass == "" {
+		return map[string]any{"kind": "PersistentVolumeClaim", "name": c.claim.Metadata.Name}
+	}
+	return map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name}
+}
+
+// copyClaim returns the claim of a copy. Its volume is created on the node to.
 func (c *copier) copyClaim(name, restoreSize string) kube.Object {
 	spec := map[string]any{
 		"storageClassName": c.claim.Spec.StorageClassName,
 		"volumeMode":       cmp.Or(c.claim.Spec.VolumeMode, "Filesystem"),
 		"accessModes":      toAny(c.claim.Spec.AccessModes),
 		"resources":        map[string]any{"requests": map[string]any{"storage": largest(c.claim.Spec.Resources.Requests.Storage, c.capacity, restoreSize)}},
-		"dataSource":       map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name},
+		"dataSource":       c.source(name),
 	}
 	if class := c.claim.Spec.VolumeAttributesClassName; class != "" {
 		spec["volumeAttributesClassName"] = class

@@ -1,6 +1,7 @@
 package move
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,7 +109,7 @@ func checkCopy(driver string, claim kube.Claim, v kube.PersistentVolume) error {
 }
 
 // copyAgain enters the step in which the last copy is completed, although it may lack what pods have written. What has been
-// received of it is then not sent again. If only one copy fits, it is deleted instead.
+// received of it is then not sent again. If there is only one copy, it is deleted instead, unless it is still being sent.
 func (m *Mover) copyAgain(ctx context.Context) error {
 	if m.state.Single {
 		return m.enter(ctx, stopping)
@@ -131,14 +132,39 @@ func (m *Mover) checkUnused(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if scheduled(pods, m.state.Ended) || now().Sub(m.unused) > maxUnchecked {
+	if scheduled(pods, m.state.Ended) {
 		return errUsed
+	}
+	if now().Sub(m.unused) > maxUnchecked {
+		if sent, err := m.beingSent(ctx); err != nil || !sent {
+			return cmp.Or(err, errUsed)
+		}
 	}
 	m.unused = begin
 	return nil
 }
 
-// copyName returns the name of a copy: of its snapshot and of its claim.
+// beingSent reports whether the newest copy is being sent, from a volume that cannot be used meanwhile. Then the copy will contain
+// everything that a pod has written: if the transfer is interrupted later, the next one sends the volume again.
+func (m *Mover) beingSent(ctx context.Context) (bool, error) {
+	if !m.state.Locked {
+		return false, nil
+	}
+	claim, err := m.api.Claim(ctx, m.Namespace, m.copyName(m.state.Round))
+	if err != nil || claim.Metadata.DeletionTimestamp != "" {
+		return false, absent(err)
+	}
+	handle, _ := m.oldHandle()
+	report, err := m.api.Report(ctx)
+	return slices.ContainsFunc(report.Volumes, func(v status.Volume) bool {
+		return v.ID == handle && slices.Contains(v.SentAs, provisioned(claim.Metadata))
+	}), err
+}
+
+// provisioned returns the name that the provisioner gives the volume of a claim.
+func provisioned(claim kube.Meta) string { return "pvc-" + claim.UID }
+
+// copyName returns the name of a copy: of its snapshot, if it has one, and of its claim.
 func (m *Mover) copyName(round int) string {
 	if m.state.Recovery != nil {
 		return m.state.Recovery.Claim
@@ -149,14 +175,17 @@ func (m *Mover) copyName(round int) string {
 // copyVolume creates the newest copy on the node To, and waits until it is complete. It calls check again and again, and ends
 // with its error.
 func (m *Mover) copyVolume(ctx context.Context, check func() error) error {
-	c, name := m.copier(), m.copyName(m.state.Round)
-	snapshot, err := c.takeSnapshot(ctx, name, check)
-	if err != nil {
-		return err
+	c, name, restoreSize := m.copier(), m.copyName(m.state.Round), ""
+	if m.state.SnapshotClass != "" {
+		snapshot, err := c.takeSnapshot(ctx, name, check)
+		if err != nil {
+			return err
+		}
+		restoreSize = snapshot.Status.RestoreSize
 	}
 	crashpoint.Here(crashpoint.MoveSnapshot)
 	m.times.snapshot = time.Now()
-	v, err := c.restore(ctx, name, snapshot, check)
+	v, err := c.restore(ctx, name, restoreSize, check)
 	if err == nil && v.OnlyNode(translate.TopologyKey) != m.state.To {
 		err = fmt.Errorf("%w: undo the move with --abort, and check the StorageClass", elsewhere(name, v, m.state.To))
 	}
@@ -186,7 +215,7 @@ func (m *Mover) progress(ctx context.Context, claim kube.Meta) (string, error) {
 // received returns how much of the volume of a claim was received, if the drivers report a transfer.
 func (m *Mover) received(ctx context.Context, claim kube.Meta) (size int64, receives bool) {
 	report, err := m.api.Report(ctx)
-	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.Name == "pvc-"+claim.UID && v.State == status.StateReceiving })
+	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.Name == provisioned(claim) && v.State == status.StateReceiving })
 	if err != nil || i < 0 {
 		return 0, false
 	}

@@ -112,7 +112,7 @@ func (m *Mover) Start(ctx context.Context, p Plan) error {
 	err := m.save(ctx, func(s *state) {
 		*s = state{
 			ID: uuid.NewString()[:8], Namespace: m.Namespace, Claim: m.ClaimName, UID: m.claim.Metadata.UID, From: p.From, To: p.To, SnapshotClass: p.SnapshotClass, Step: first, Round: round,
-			Single: p.Single, Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
+			Single: p.Single, Locked: p.Locked, Used: len(p.Pods) > 0, Keep: m.Keep, Old: manifestOf(p.old),
 		}
 		m.hold(s)
 	})

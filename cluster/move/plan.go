@@ -20,16 +20,21 @@ const defaultSnapshotClass = "snapshot.storage.kubernetes.io/is-default-class"
 
 // Plan is what a move will do.
 type Plan struct {
-	Volume        kube.PersistentVolume
-	From, To      string
-	SizeBytes     int64
-	UsedBytes     int64
-	SnapshotClass string
+	Volume    kube.PersistentVolume
+	From, To  string
+	SizeBytes int64
+	UsedBytes int64
+	// SnapshotClass is the class of the snapshots. It is empty if the volume is copied without snapshots, while no pod uses it.
+	// NoSnapshots is then the reason.
+	SnapshotClass, NoSnapshots string
 	// Pods are the pods that use the claim, with their controllers.
 	Pods []PlannedPod
 	// Cordon is true if the node From is not cordoned, and will be during the stop.
 	Cordon bool
-	// Single is true if the node To has no room for two copies, so that nothing is copied while the pods run.
+	// Locked is true if the volume cannot be used while it is copied.
+	Locked bool
+	// Single is true if nothing is copied while the pods run, for the reason NoSnapshots, or because the node To has no room for two
+	// copies.
 	Single bool
 
 	old kube.Object
@@ -61,7 +66,7 @@ func (m *Mover) Plan(ctx context.Context, report status.Report) (Plan, error) {
 	if err := m.checkDestination(ctx, report.Driver, p); err != nil {
 		return p, err
 	}
-	if p.SnapshotClass, err = m.chooseSnapshotClass(ctx, report.Driver); err != nil {
+	if err := m.planSnapshots(ctx, report.Driver, &p); err != nil {
 		return p, err
 	}
 	pods, err := m.users(ctx)
@@ -105,6 +110,9 @@ func (m *Mover) planVolume(ctx context.Context, p *Plan, report status.Report) e
 		return fmt.Errorf("claim %s/%s is a copy of the claim with the UID %s: to have the copies on another node, run 'kubectl trivet protect' for that claim, with that node", m.Namespace, m.ClaimName, of)
 	}
 	p.SizeBytes, p.UsedBytes = report.Volumes[i].SizeBytes, report.Volumes[i].UsedBytes
+	if report.Volumes[i].NoLiveSnapshots {
+		p.Locked, p.NoSnapshots = true, "no snapshot of the volume can be taken while it is in use"
+	}
 	return nil
 }
 
@@ -204,8 +212,19 @@ func (m *Mover) checkNode(ctx context.Context, p Plan) (kube.Node, error) {
 	return node, nil
 }
 
-// chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver. A class
-// with the deletion policy Retain would keep the snapshots of the move.
+// planSnapshots chooses the class of the snapshots, if snapshots are possible.
+func (m *Mover) planSnapshots(ctx context.Context, driver string, p *Plan) (err error) {
+	if p.NoSnapshots != "" {
+		return nil
+	}
+	if p.SnapshotClass, err = m.chooseSnapshotClass(ctx, driver); err == nil && p.SnapshotClass == "" {
+		p.NoSnapshots = fmt.Sprintf("driver %s has no VolumeSnapshotClass with the deletionPolicy Delete: enable snapshots as in docs/snapshots.md", driver)
+	}
+	return err
+}
+
+// chooseSnapshotClass returns the class that the user has named, otherwise the only one or the default one of the driver, and "" if
+// there is none. A class with the deletion policy Retain would keep the snapshots of the move.
 func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string, error) {
 	all, err := m.api.SnapshotClasses(ctx, driver)
 	if err != nil {
@@ -231,23 +250,23 @@ func (m *Mover) chooseSnapshotClass(ctx context.Context, driver string) (string,
 	case len(defaults) == 1:
 		return defaults[0], nil
 	case len(names) == 0:
-		return "", fmt.Errorf("driver %s has no VolumeSnapshotClass with the deletionPolicy Delete: enable snapshots as in docs/snapshots.md", driver)
+		return "", nil
 	}
 	return "", fmt.Errorf("driver %s has the VolumeSnapshotClasses %q, and not exactly one of them is the default: name one by --snapshot-class", driver, names)
 }
 
-// planCopies checks the room on the node To. Two copies exist there at the same time, so that only changes are sent for the
-// second one.
+// planCopies checks the room on the node To. With snapshots, two copies exist there at the same time, so that only changes are sent for
+// the second one.
 func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, class kube.StorageClass) error {
 	pool := class.Parameters[volume.ParamPool]
-	room, known := roomOn(report, p.To, pool)
+	room, largest, known := roomOn(report, p.To, pool)
 	switch {
 	case !known:
 		return fmt.Errorf("node %q has no open pool %q for the copy: see 'kubectl trivet status'", p.To, pool)
-	case room < p.SizeBytes:
-		return fmt.Errorf("node %q has room for %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(room), volume.FormatSize(p.SizeBytes))
+	case largest < p.SizeBytes:
+		return fmt.Errorf("node %q has room for a volume of %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(largest), volume.FormatSize(p.SizeBytes))
 	}
-	p.Single = room < 2*p.SizeBytes
+	p.Single = p.NoSnapshots != "" || room < 2*p.SizeBytes
 	from, err := m.api.Node(ctx, p.From)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -256,14 +275,15 @@ func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, c
 	return nil
 }
 
-// roomOn returns the largest room of a pool with a name on a node, or of any pool if the name is empty.
-func roomOn(report status.Report, node, name string) (room int64, known bool) {
+// roomOn returns the largest room, and the size of the largest volume, of a pool with a name on a node, or of any pool if the name is
+// empty.
+func roomOn(report status.Report, node, name string) (room, largest int64, known bool) {
 	for _, p := range report.Pools {
 		if p.Node == node && p.Problem == "" && (name == "" || p.Name == name) {
-			room, known = max(room, p.RoomBytes), true
+			room, largest, known = max(room, p.RoomBytes), max(largest, p.LargestBytes), true
 		}
 	}
-	return room, known
+	return room, largest, known
 }
 
 // rights are the rights that a move needs, beside those for the report of the drivers.

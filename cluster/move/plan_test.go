@@ -106,7 +106,7 @@ func serve(w http.ResponseWriter, text string) {
 func drivers() status.Report {
 	return status.Report{
 		Driver: "d", Volumes: []status.Volume{{ID: handle, Pool: "fast", Node: "a", SizeBytes: 1 << 30, UsedBytes: 1 << 20}},
-		Pools: []status.Pool{{Name: "fast", Node: "a"}, {Name: "fast", Node: "b", RoomBytes: 3 << 30}},
+		Pools: []status.Pool{{Name: "fast", Node: "a"}, {Name: "fast", Node: "b", RoomBytes: 3 << 30, LargestBytes: 3 << 30}},
 	}
 }
 
@@ -121,6 +121,16 @@ func TestPlan(t *testing.T) {
 	small.Pools[1].RoomBytes = 3 << 29
 	if p, err := plan(t, objects(), small, move.Options{To: "b"}); err != nil || !p.Single {
 		t.Errorf("got %+v, %v with room for one copy, want that only one fits", p, err)
+	}
+	without := objects()
+	delete(without, "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses")
+	if p, err := plan(t, without, drivers(), move.Options{To: "b"}); err != nil || !p.Single || p.SnapshotClass != "" || !strings.Contains(p.NoSnapshots, "docs/snapshots.md") {
+		t.Errorf("got %+v, %v without a snapshot class, want that the volume is copied while the pods are stopped, and why", p, err)
+	}
+	disk := drivers()
+	disk.Volumes[0].NoLiveSnapshots = true
+	if p, err := plan(t, objects(), disk, move.Options{To: "b"}); err != nil || !p.Single || p.SnapshotClass != "" || !strings.Contains(p.NoSnapshots, "while it is in use") {
+		t.Errorf("got %+v, %v for a volume without snapshots, want that it is copied while the pods are stopped, and why", p, err)
 	}
 	unused := objects()
 	unused["/api/v1/namespaces/ns/pods"] = `{"metadata":{},"items":[` + pod(`"Running"`, `"Succeeded"`) + `]}`
@@ -175,8 +185,7 @@ func TestRefusals(t *testing.T) {
 		"not ready":            {change: replaced(nodeB, `"True"`, `"Unknown"`), want: "the node is not ready"},
 		"cordoned":             {change: replaced(nodeB, `"status"`, `"spec":{"unschedulable":true},"status"`), want: "kubectl uncordon b"},
 		"no driver":            {change: func(o map[string]string) { delete(o, "/apis/storage.k8s.io/v1/csinodes/b") }, want: "is not registered on the node"},
-		"no snapshot class":    {change: func(o map[string]string) { delete(o, snapshotClasses) }, want: "has no VolumeSnapshotClass"},
-		"snapshots are kept":   {change: replaced(snapshotClasses, `"Delete"`, `"Retain"`), want: "deletionPolicy Delete"},
+		"unknown class alone":  {change: func(o map[string]string) { delete(o, snapshotClasses) }, options: move.Options{To: "b", SnapshotClass: "snap"}, want: `--snapshot-class "snap" is not a VolumeSnapshotClass of d`},
 		"two snapshot classes": {change: replaced(snapshotClasses, `"e"`, `"d"`), want: "--snapshot-class"},
 		"unknown class":        {options: move.Options{To: "b", SnapshotClass: "other"}, want: `--snapshot-class "other" is not a VolumeSnapshotClass of d`},
 		"bare pod":             {change: changedPod(`"controller":true`, `"controller":false`), want: "pod ns/db-0, which uses the claim, has no controller"},
@@ -207,8 +216,8 @@ func TestRefusals(t *testing.T) {
 	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has no open pool") {
 		t.Errorf("got %v for a node whose pool is not open, want an error", err)
 	}
-	full.Pools[1] = status.Pool{Name: "fast", Node: "b", RoomBytes: 1 << 29}
-	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has room for 512 MiB") {
+	full.Pools[1] = status.Pool{Name: "fast", Node: "b", RoomBytes: 3 << 30, LargestBytes: 1 << 29}
+	if _, err := plan(t, objects(), full, move.Options{To: "b"}); err == nil || !strings.Contains(err.Error(), "has room for a volume of 512 MiB") {
 		t.Errorf("got %v for a node without room, want an error with its room", err)
 	}
 }
@@ -216,7 +225,7 @@ func TestRefusals(t *testing.T) {
 // TestPlanDrain: each volume is moved to the node with the most room that is left, and a volume of another kind cannot be moved.
 func TestPlanDrain(t *testing.T) {
 	answers, report := objects(), drivers()
-	report.Pools = append(report.Pools, status.Pool{Name: "fast", Node: "c", RoomBytes: 5 << 29})
+	report.Pools = append(report.Pools, status.Pool{Name: "fast", Node: "c", RoomBytes: 5 << 29, LargestBytes: 5 << 29})
 	answers["/api/v1/nodes/c"] = strings.ReplaceAll(answers["/api/v1/nodes/b"], `"b"`, `"c"`)
 	answers["/apis/storage.k8s.io/v1/csinodes/c"] = answers["/apis/storage.k8s.io/v1/csinodes/b"]
 	var volumes []string

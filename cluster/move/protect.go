@@ -215,7 +215,7 @@ func deleteJobs(ctx context.Context, cluster *kubectl.Cluster, uid string, o Opt
 }
 
 // planProtection checks the claim, its classes and the node of the copies. It returns the class of the snapshots.
-func (m *Mover) planProtection(ctx context.Context, report status.Report, keep int) (snapshotClass string, err error) {
+func (m *Mover) planProtection(ctx context.Context, report status.Report, keep int) (string, error) {
 	p := Plan{To: m.To}
 	if err := m.checkClaim(); err != nil {
 		return "", err
@@ -230,8 +230,11 @@ func (m *Mover) planProtection(ctx context.Context, report status.Report, keep i
 	if err := m.checkDestination(ctx, report.Driver, p); err != nil {
 		return "", err
 	}
-	if snapshotClass, err = m.chooseSnapshotClass(ctx, report.Driver); err != nil {
+	if err := m.planSnapshots(ctx, report.Driver, &p); err != nil {
 		return "", err
+	}
+	if p.NoSnapshots != "" {
+		return "", fmt.Errorf("claim %s/%s cannot be protected: %s", m.Namespace, m.ClaimName, p.NoSnapshots)
 	}
 	// One copy more than those that are kept exists until the oldest one is deleted.
 	present, _, err := m.copies(ctx, report, p.Volume)
@@ -244,14 +247,14 @@ func (m *Mover) planProtection(ctx context.Context, report status.Report, keep i
 			missing--
 		}
 	}
-	room, known := roomOn(report, m.To, class.Parameters[volume.ParamPool])
+	room, _, known := roomOn(report, m.To, class.Parameters[volume.ParamPool])
 	switch {
 	case !known:
 		return "", fmt.Errorf("node %q has no open pool %q for the copies: see 'kubectl trivet status'", m.To, class.Parameters[volume.ParamPool])
 	case room < missing*p.SizeBytes:
 		return "", fmt.Errorf("node %q has room for %s, and %d copies of the volume need %s: use fewer with --keep, or see docs/operations/capacity.md", m.To, volume.FormatSize(room), missing, volume.FormatSize(missing*p.SizeBytes))
 	}
-	return snapshotClass, nil
+	return p.SnapshotClass, nil
 }
 
 // checkCopyClass checks the StorageClass with which the copies are created. Copies must be deleted together with their claims, and the
@@ -543,7 +546,7 @@ func (m *Mover) makeCopy(ctx context.Context, p Plan, keep int, owned bool) erro
 	if err != nil {
 		return err
 	}
-	v, err := c.restore(ctx, name, snapshot, check)
+	v, err := c.restore(ctx, name, snapshot.Status.RestoreSize, check)
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ func TestProtectRefusals(t *testing.T) {
 		keep   int
 		room   int64
 		copyOf string
+		unused bool
 		want   string
 	}{
 		"period":              {every: 7 * time.Minute, want: "--every 7m0s: a CronJob cannot run with this period"},
@@ -52,6 +53,7 @@ func TestProtectRefusals(t *testing.T) {
 		"room for fewer":      {room: 2 << 30, keep: 1, want: "has no pods with the label"},
 		"local copies":        {change: replaced(class, `{"pool"`, `{"copies":"local","pool"`), want: "copies: local"},
 		"no snapshot classes": {change: func(o map[string]string) { delete(o, "/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses") }, want: "has no VolumeSnapshotClass"},
+		"only while unused":   {unused: true, want: "claim ns/data cannot be protected: no snapshot of the volume can be taken while it is in use"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			answers, report := protectable(), drivers()
@@ -59,7 +61,7 @@ func TestProtectRefusals(t *testing.T) {
 			if tc.change != nil {
 				tc.change(answers)
 			}
-			report.Volumes[0].CopyOf = tc.copyOf
+			report.Volumes[0].CopyOf, report.Volumes[0].NoLiveSnapshots = tc.copyOf, tc.unused
 			if tc.room > 0 {
 				report.Pools[1] = status.Pool{Name: "fast", Node: "b", RoomBytes: tc.room}
 			}

@@ -52,13 +52,15 @@ type state struct {
 	Holder string `json:"holder"`
 	From   string `json:"from"`
 	To     string `json:"to"`
-	// SnapshotClass is the class of the snapshots.
+	// SnapshotClass is the class of the snapshots. It is empty if the volume is copied without snapshots.
 	SnapshotClass string `json:"snapshotClass"`
 	Step          step   `json:"step"`
 	// Round is the number of the newest copy. It may not exist yet.
 	Round int `json:"round"`
-	// Single is true if the node To has no room for two copies.
+	// Single is true if nothing is copied while the pods run.
 	Single bool `json:"single,omitempty"`
+	// Locked is true if the volume cannot be used while it is copied.
+	Locked bool `json:"locked,omitempty"`
 	// Used is true if pods used the claim, so that the move waits until one runs again.
 	Used bool `json:"used,omitempty"`
 	// Cordoned is true if the move cordons the node From.

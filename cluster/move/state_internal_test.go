@@ -180,6 +180,31 @@ func TestForeignCopy(t *testing.T) {
 	}
 }
 
+// TestCopyWithoutSnapshots: without a snapshot class, a copy is a clone of the claim on the other node. If a pod uses the volume
+// meanwhile, or the command has ended, the copy is deleted and created again.
+func TestCopyWithoutSnapshots(t *testing.T) {
+	s, open := begin(t, "old")
+	s.objects[claimPath]["spec"] = object(t, `{"volumeName":"pv","storageClassName":"fast","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}`)
+	m := open()
+	m.state.Step, m.state.Single = catching, true
+	for range 2 { // the second time, the claim of the copy exists
+		if err := m.copyVolume(t.Context(), func() error { return errUsed }); !errors.Is(err, errUsed) {
+			t.Fatalf("got %v, want %v", err, errUsed)
+		}
+	}
+	claim, err := m.api.Claim(t.Context(), "ns", "trivet-move-1-1")
+	if source := claim.Spec.DataSource; err != nil || source.Kind != "PersistentVolumeClaim" || source.Name != "data" || claim.Metadata.Annotations[selectedNode] != "b" || claim.Metadata.Labels[moveLabel] != "1" {
+		t.Errorf("got %+v, %v, want a clone of the claim on node b", claim, err)
+	}
+	if err := m.rewind(t.Context()); err != nil || m.state.Step != stopping {
+		t.Errorf("got the step %q, %v after the command has ended, want stop", m.state.Step, err)
+	}
+	s.objects[copyPath]["spec"].(map[string]any)["dataSource"] = map[string]any{"kind": "PersistentVolumeClaim", "name": "other"}
+	if err := m.copyVolume(t.Context(), func() error { return errUsed }); err == nil || !strings.Contains(err.Error(), `PersistentVolumeClaim "other"`) {
+		t.Errorf("got %v for the clone of another claim, want an error with its source", err)
+	}
+}
+
 // TestTwoProcesses: the process that began earlier removes and creates nothing after another one has begun.
 func TestTwoProcesses(t *testing.T) {
 	s, open := begin(t, "old")

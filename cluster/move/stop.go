@@ -31,11 +31,8 @@ func (m *Mover) stop(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.MoveCordoned)
-	superfluous := m.state.Round - 1
-	if m.state.Single {
-		superfluous = m.state.Round
-	}
-	if err := m.removeCopies(ctx, superfluous); err != nil {
+	sent, err := m.removeSuperfluous(ctx)
+	if err != nil {
 		return err
 	}
 	m.times = times{stopped: time.Now()}
@@ -43,14 +40,37 @@ func (m *Mover) stop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	round := m.state.Round + 1
+	if sent {
+		if sent, err = m.beingSent(ctx); err != nil || !sent {
+			return err // the step is repeated
+		}
+		round = m.state.Round
+	}
 	crashpoint.Here(crashpoint.MoveStopped)
 	m.times.ended = time.Now()
 	if err := m.restore(ctx); err != nil {
 		return err
 	}
 	return m.save(ctx, func(s *state) {
-		s.Step, s.Round, s.Used, s.Ended, s.Detaching = catching, s.Round+1, s.Used || len(pods) > 0, ended, false
+		s.Step, s.Round, s.Used, s.Ended, s.Detaching = catching, round, s.Used || len(pods) > 0, ended, false
 	})
+}
+
+// removeSuperfluous removes the copies that the last one does not need. sent is true if the newest one is being sent from a volume that
+// no pod can use meanwhile, so that it can become the last one.
+func (m *Mover) removeSuperfluous(ctx context.Context) (sent bool, err error) {
+	last := m.state.Round
+	if m.state.Single {
+		sent, err = m.beingSent(ctx)
+	}
+	if !m.state.Single || sent {
+		last--
+	}
+	if err != nil {
+		return false, err
+	}
+	return sent, m.removeCopies(ctx, last)
 }
 
 // cordon cordons the node From, unless it is cordoned already.

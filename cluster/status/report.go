@@ -62,10 +62,12 @@ type Pool struct {
 	UsedBytes     int64 `json:"usedBytes"`
 	FreeBytes     int64 `json:"freeBytes"`
 	PromisedBytes int64 `json:"promisedBytes"`
-	RoomBytes     int64 `json:"roomBytes"`
-	ReserveBytes  int64 `json:"reserveBytes"`
-	Volumes       int   `json:"volumes"`
-	Snapshots     int   `json:"snapshots"`
+	// RoomBytes is the space for volumes, and LargestBytes the size of the largest one.
+	RoomBytes    int64 `json:"roomBytes"`
+	LargestBytes int64 `json:"largestBytes"`
+	ReserveBytes int64 `json:"reserveBytes"`
+	Volumes      int   `json:"volumes"`
+	Snapshots    int   `json:"snapshots"`
 	// Trash is the number of deleted volumes and snapshots that are not removed yet. TrashStuck is the
 	// number of those whose removal failed.
 	Trash      int `json:"trash"`
@@ -100,6 +102,12 @@ type Volume struct {
 	// Staged is true if the volume is mounted on its node, or attached to it as a device. It is known for volumes of
 	// the node's own pools.
 	Staged bool `json:"staged,omitempty"`
+	// NoLiveSnapshots is true if no snapshot of the volume can be taken while it is in use. It is known for volumes of the node's own
+	// pools.
+	NoLiveSnapshots bool `json:"noLiveSnapshots,omitempty"`
+	// SentAs are the names of the new volumes of other nodes to which the volume is being sent now. A volume without live snapshots
+	// is not staged, and cannot be staged meanwhile.
+	SentAs []string `json:"sentAs,omitempty"`
 	// Pod is the namespace/name of the pod that an inline volume belongs to.
 	Pod string `json:"pod,omitempty"`
 	// Namespace is the namespace whose pods may mount the volume by FlexVolume.

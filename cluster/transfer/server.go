@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,11 +49,13 @@ type Server struct {
 	closed   bool
 	count    int
 	sessions sync.WaitGroup
+	// sending are the tickets whose sources are open.
+	sending map[Ticket]bool
 }
 
 // NewServer returns a server that serves until Close.
 func NewServer(o ServerOptions) *Server {
-	s := &Server{ServerOptions: o, tickets: newTickets(o.Driver, o.Node, o.Certificates)}
+	s := &Server{ServerOptions: o, tickets: newTickets(o.Driver, o.Node, o.Certificates), sending: map[Ticket]bool{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -67,6 +70,31 @@ func (s *Server) Close() {
 	s.mu.Unlock()
 	s.stop()
 	s.sessions.Wait()
+}
+
+// record records until end is called that the source in a ticket is open.
+func (s *Server) record(t Ticket) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sending[t] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.sending, t)
+	}
+}
+
+// SentAs returns the names of the new volumes for which a volume of this node is open.
+func (s *Server) SentAs(id volume.ID) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for t := range s.sending {
+		if !t.Snapshot && t.Source == id {
+			names = append(names, t.Volume)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Serve serves a connection whose handshake used the configuration of TLS. It returns immediately.
@@ -129,6 +157,7 @@ func (s *Server) session(conn *watched, node string) (err error) {
 		return err
 	}
 	defer source.Close()
+	defer s.record(t)()
 	from, bases, err := s.start(conn, source.Manifest())
 	if err != nil {
 		return err

@@ -102,6 +102,7 @@ type world struct {
 	t       *testing.T
 	source  *content
 	address string
+	server  *transfer.Server
 	// received is the limit of the last connection.
 	received *transfer.Limit
 	// controller, b and c are the certificates of the controller and of two other nodes.
@@ -114,7 +115,7 @@ func newWorld(t *testing.T) *world {
 	w.controller = w.certificates(w.Cluster, pki.ControllerURI(driverName), x509.ExtKeyUsageClientAuth)
 	w.b = w.certificates(w.Cluster, pki.NodeURI(driverName, "b"), x509.ExtKeyUsageServerAuth)
 	w.c = w.certificates(w.Cluster, pki.NodeURI(driverName, "c"), x509.ExtKeyUsageServerAuth)
-	server := transfer.NewServer(transfer.ServerOptions{
+	w.server = transfer.NewServer(transfer.ServerOptions{
 		Driver: driverName, Node: "a", Limit: transfer.NewLimit(0, 1),
 		Certificates: w.certificates(w.Cluster, pki.NodeURI(driverName, "a"), x509.ExtKeyUsageServerAuth),
 		Open: func(_ context.Context, s volume.Source) (backend.Outgoing, error) {
@@ -125,7 +126,7 @@ func newWorld(t *testing.T) *world {
 			return w.source, nil
 		},
 	})
-	l, err := tls.Listen("tcp", "127.0.0.1:0", server.TLS())
+	l, err := tls.Listen("tcp", "127.0.0.1:0", w.server.TLS())
 	must(t, err)
 	w.address = l.Addr().String()
 	go func() {
@@ -139,12 +140,12 @@ func newWorld(t *testing.T) *world {
 				_ = c.Close()
 				continue
 			}
-			server.Serve(c, c.ConnectionState())
+			w.server.Serve(c, c.ConnectionState())
 		}
 	}()
 	t.Cleanup(func() {
 		_ = l.Close()
-		server.Close()
+		w.server.Close()
 	})
 	return w
 }
@@ -213,6 +214,26 @@ func TestTransfer(t *testing.T) {
 	err = s.Copy(t.Context(), 0, nil, &content{bytes: make([]byte, 4<<20)})
 	if !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), `node "a": the disk is gone`) {
 		t.Errorf("got %v, want the error of the source", err)
+	}
+}
+
+// TestSentAs: while a volume is open, the names of the new volumes are known. A snapshot is not a volume.
+func TestSentAs(t *testing.T) {
+	w := newWorld(t)
+	ofVolume := func(t *transfer.Ticket) { t.Snapshot = false }
+	for name, change := range map[string]func(*transfer.Ticket){"v": ofVolume, "": func(*transfer.Ticket) {}} {
+		s, err := w.connect(w.b, w.ticket(w.controller, change))
+		must(t, err)
+		if got := strings.Join(w.server.SentAs(source.ID), " "); got != name {
+			t.Errorf("got %q, want %q", got, name)
+		}
+		must(t, s.Copy(t.Context(), 0, nil, &content{bytes: make([]byte, 4<<20)}))
+		must(t, s.Close())
+		for begin := time.Now(); len(w.server.SentAs(source.ID)) > 0; time.Sleep(time.Millisecond) {
+			if time.Since(begin) > 10*time.Second {
+				t.Fatalf("got %q after the transfer, want none", w.server.SentAs(source.ID))
+			}
+		}
 	}
 }
 

@@ -66,8 +66,12 @@ func TestPlanText(t *testing.T) {
 		}
 	}
 	p.Single = true
-	if text := planText(p, f); !strings.Contains(text, "node b has no room for two copies") {
-		t.Errorf("got\n%s\nwant the reason of the long stop", text)
+	if text := planText(p, f); !strings.Contains(text, "everything is copied, about 1m at 100 MiB/s, because node b has no room for two copies") {
+		t.Errorf("got\n%s\nwant the time and the reason of the long stop", text)
+	}
+	p.UsedBytes, p.NoSnapshots, p.SnapshotClass = 1<<40, "there is none", ""
+	if text := planText(p, f); !strings.Contains(text, "about 2h55m at 100 MiB/s, because there is none") || strings.Contains(text, "Snapshot class") {
+		t.Errorf("got\n%s\nwant the time of a stop without snapshots, and its reason", text)
 	}
 	p.Pods, p.Cordon = nil, false
 	if text := planText(p, f); strings.Contains(text, "Stop") || strings.Contains(text, "Cordon") {

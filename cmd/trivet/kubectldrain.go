@@ -135,6 +135,12 @@ func moveTable(all []move.PlannedMove) table {
 			}
 			return strings.Join(names, ",")
 		}},
+		column[move.PlannedMove]{name: "STOPPED WHILE", cell: func(m move.PlannedMove) string {
+			if len(m.Plan.Pods) == 0 {
+				return "-"
+			}
+			return stoppedWhile(m.Plan)
+		}},
 	)
 }
 

@@ -27,7 +27,8 @@ func newMoveCommand(access *clusterAccess) *cobra.Command {
 		Short: "Move the volume of a claim to another node",
 		Long: `Moves the volume of a PersistentVolumeClaim from its node to another node. The claim
 keeps its name and its UID. The pods that use it are stopped for a short time: most of
-the data is copied while they run.
+the data is copied while they run. A volume without snapshots is copied while they are
+stopped.
 
 The command prints its plan, and refuses a claim that cannot be moved before it changes
 anything. If it is interrupted, run it again: it continues where it was. --abort undoes
@@ -131,6 +132,20 @@ func startMove(ctx context.Context, w io.Writer, c *kubectl.Cluster, m *move.Mov
 	return m.Start(ctx, p)
 }
 
+// stoppedWhile describes what happens while the pods are stopped.
+func stoppedWhile(p move.Plan) string {
+	if !p.Single {
+		return "the last changes are copied"
+	}
+	const rate = 100 << 20 // bytes per second
+	bytes := p.SizeBytes
+	if p.UsedBytes >= 0 {
+		bytes = p.UsedBytes
+	}
+	takes := max((time.Duration(bytes/rate) * time.Second).Round(time.Minute), time.Minute)
+	return fmt.Sprintf("everything is copied, about %s at 100 MiB/s", move.Period(takes))
+}
+
 // planText returns the plan of a move.
 func planText(p move.Plan, f moveFlags) string {
 	var b strings.Builder
@@ -144,16 +159,20 @@ func planText(p move.Plan, f moveFlags) string {
 	}
 	line("From", "node %s", p.From)
 	line("To", "node %s", p.To)
-	line("Snapshot class", "%s", p.SnapshotClass)
+	if p.NoSnapshots == "" {
+		line("Snapshot class", "%s", p.SnapshotClass)
+	}
 	for _, pod := range p.Pods {
 		line("Pod to stop", "%s of %s", pod.Name, pod.Controller)
 	}
 	switch {
 	case len(p.Pods) == 0:
+	case p.NoSnapshots != "":
+		line("Stop", "while %s, because %s", stoppedWhile(p), p.NoSnapshots)
 	case p.Single:
-		line("Stop", "while everything is copied, because node %s has no room for two copies", p.To)
+		line("Stop", "while %s, because node %s has no room for two copies", stoppedWhile(p), p.To)
 	default:
-		line("Stop", "while the last changes are copied")
+		line("Stop", "while %s", stoppedWhile(p))
 	}
 	if p.Cordon {
 		line("Cordon", "node %s, during the stop", p.From)

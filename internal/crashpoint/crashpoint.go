@@ -75,7 +75,8 @@ const (
 // The points of `kubectl trivet move` in the order in which they are reached.
 const (
 	MoveBegun    Point = "move-begun"     // state recorded, no other object
-	MoveSnapshot Point = "move-snapshot"  // snapshot taken, no claim of the copy
+	MoveSnapshot Point = "move-snapshot"  // snapshot taken, if there is one, no claim of the copy
+	MoveCopying  Point = "move-copying"   // claim of the copy created, copy not complete
 	MoveCopied   Point = "move-copied"    // a copy complete, the older ones not deleted
 	MoveCordoned Point = "move-cordoned"  // node cordoned, no pod evicted
 	MoveStopped  Point = "move-stopped"   // volume not used, not recorded
@@ -92,8 +93,8 @@ const (
 
 // Move contains all points of `kubectl trivet move`.
 var Move = []Point{
-	MoveBegun, MoveSnapshot, MoveCopied, MoveCordoned, MoveStopped, MoveCaughtUp, MoveKept, MoveLost, MoveReplaced, MoveRunning,
-	MoveReleased, MoveCopyGone, MoveOldGone, MoveAborting,
+	MoveBegun, MoveSnapshot, MoveCopying, MoveCopied, MoveCordoned, MoveStopped, MoveCaughtUp, MoveKept, MoveLost, MoveReplaced,
+	MoveRunning, MoveReleased, MoveCopyGone, MoveOldGone, MoveAborting,
 }
 
 // All contains all points of the driver. test/crash fails if one of them is never reached.

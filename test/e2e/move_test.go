@@ -257,8 +257,10 @@ func TestMove(t *testing.T) {
 		m.mustMove(t, other)
 		m.mustMove(t, node)
 	})
-	t.Run("killed", m.testKilled)
-	t.Run("used before it continues", m.testUsed)
+	t.Run("killed", func(t *testing.T) { m.testKilled(t, steps) })
+	t.Run("used before it continues", func(t *testing.T) {
+		m.testUsed(t, crashpoint.MoveStopped, crashpoint.MoveCaughtUp, crashpoint.MoveKept)
+	})
 	t.Run("abort", m.testAbort)
 	t.Run("budget", m.testBudget)
 	t.Run("keep", m.testKeep)
@@ -269,18 +271,19 @@ func TestMove(t *testing.T) {
 
 // steps contains the step in which the command continues after it was killed at a point.
 var steps = map[crashpoint.Point]string{
-	crashpoint.MoveBegun: "copy", crashpoint.MoveSnapshot: "copy", crashpoint.MoveCopied: "copy",
+	crashpoint.MoveBegun: "copy", crashpoint.MoveSnapshot: "copy", crashpoint.MoveCopying: "copy", crashpoint.MoveCopied: "copy",
 	crashpoint.MoveCordoned: "stop", crashpoint.MoveStopped: "stop", crashpoint.MoveCaughtUp: "last",
 	crashpoint.MoveKept: "swap", crashpoint.MoveLost: "swap", crashpoint.MoveReplaced: "swap", crashpoint.MoveRunning: "start",
 	crashpoint.MoveReleased: "clean", crashpoint.MoveCopyGone: "clean", crashpoint.MoveOldGone: "clean",
 }
 
-// testKilled kills the command at each point, and continues each time. A tenant overwrites the annotation of the claim meanwhile.
-func (m *moving) testKilled(t *testing.T) {
+// testKilled kills the command at each point of steps, and continues each time. A tenant overwrites the annotation of the claim
+// meanwhile.
+func (m *moving) testKilled(t *testing.T, steps map[crashpoint.Point]string) {
 	other, _ := m.elsewhere(t)
 	want := ""
 	for _, at := range crashpoint.Move {
-		if at == crashpoint.MoveAborting {
+		if steps[at] == "" {
 			continue
 		}
 		if out := m.killed(t, at, "--to", other); want != "" && !strings.Contains(out, want) {
@@ -292,9 +295,9 @@ func (m *moving) testKilled(t *testing.T) {
 	m.mustMove(t, other)
 }
 
-// testUsed starts the pod again on the old node after the command was killed.
-func (m *moving) testUsed(t *testing.T) {
-	for _, at := range []crashpoint.Point{crashpoint.MoveStopped, crashpoint.MoveCaughtUp, crashpoint.MoveKept} {
+// testUsed starts the pod again on the old node after the command was killed at each of several points.
+func (m *moving) testUsed(t *testing.T, points ...crashpoint.Point) {
+	for _, at := range points {
 		t.Run(string(at), func(t *testing.T) {
 			other, node := m.elsewhere(t)
 			m.killed(t, at, "--to", other)
@@ -306,9 +309,9 @@ func (m *moving) testUsed(t *testing.T) {
 	}
 }
 
-// testAbort undoes the move at several points.
-func (m *moving) testAbort(t *testing.T) {
-	for _, at := range []crashpoint.Point{crashpoint.MoveBegun, crashpoint.MoveSnapshot, crashpoint.MoveCordoned, crashpoint.MoveCaughtUp, crashpoint.MoveKept, crashpoint.MoveLost} {
+// testAborted undoes the move after the command was killed at each of several points.
+func (m *moving) testAborted(t *testing.T, points ...crashpoint.Point) {
+	for _, at := range points {
 		t.Run(string(at), func(t *testing.T) {
 			other, node := m.elsewhere(t)
 			m.killed(t, at, "--to", other)
@@ -321,6 +324,11 @@ func (m *moving) testAbort(t *testing.T) {
 			m.check(t, node)
 		})
 	}
+}
+
+// testAbort undoes the move at several points.
+func (m *moving) testAbort(t *testing.T) {
+	m.testAborted(t, crashpoint.MoveBegun, crashpoint.MoveSnapshot, crashpoint.MoveCopying, crashpoint.MoveCordoned, crashpoint.MoveCaughtUp, crashpoint.MoveKept, crashpoint.MoveLost)
 	t.Run("too late", func(t *testing.T) {
 		other, _ := m.elsewhere(t)
 		m.killed(t, crashpoint.MoveReplaced, "--to", other)
