@@ -66,9 +66,10 @@ spec:
       resources: {requests: {storage: %[3]dGi}}
 `
 
-// TestMoveUnderLoad moves the volume of a pod that writes several MiB/s, into 5 % of the volume, to and fro.
+// TestMoveUnderLoad moves the volume of a pod that writes several MiB/s, of which 5 % of the data are changed, to and fro.
 func TestMoveUnderLoad(t *testing.T) {
-	hot, data := *moveSize<<10/20, cmp.Or(*moveData<<10, *moveSize<<10*9/10)
+	data := cmp.Or(*moveData<<10, *moveSize<<10*9/10)
+	hot := data / 20
 	m := startMoving(t, fmt.Sprintf(database, hot, data-hot, *moveSize), "--set", fmt.Sprintf("attachRequired=%t", *moveAttach))
 	eventually(t, 10*time.Minute, "all blocks are written", func() (string, bool) {
 		n := len(m.records(t))
