@@ -17,9 +17,10 @@ import (
 // maxAge is the age up to which a report is served again, so that several viewers cost as much as one.
 const maxAge = time.Second
 
-// Handle serves the report at /status as JSON, and at / as a page. With the query parameter fresh, /status collects a new report. It refuses clients that do not connect through
-// the loopback interface, because the report contains the names of all volumes, and other pods may reach the port to
-// read metrics. `kubectl port-forward` connects through the loopback interface.
+// Handle serves the report at /status as JSON, and at / as a page. With the query parameter fresh, /status collects a new
+// report. It refuses clients that do not connect through the loopback interface, because the report contains the names of
+// all volumes, and other pods may reach the port to read metrics. `kubectl port-forward` connects through the loopback
+// interface.
 func Handle(mux *http.ServeMux, source Source) {
 	recent, fresh := shared(source)
 	mux.Handle("GET /status", localOnly(func(w http.ResponseWriter, r *http.Request) {
