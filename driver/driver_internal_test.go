@@ -18,7 +18,9 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -193,5 +195,19 @@ func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
+	}
+}
+
+// silent is a backend that cannot find out whether a volume is on this node.
+type silent struct{ backend.Backend }
+
+func (silent) Present(context.Context, volume.Volume) (mount.Source, bool, error) {
+	return nil, false, errors.New("no answer")
+}
+
+// TestUnknownCountsAsStaged: a move must not take a volume for unused whose state is not known.
+func TestUnknownCountsAsStaged(t *testing.T) {
+	if _, staged := present(t.Context(), silent{}, volume.Volume{}, nil); !staged {
+		t.Error("got a volume that is not staged, want that it counts as staged")
 	}
 }

@@ -143,18 +143,19 @@ func (d *Driver) reportEntry(ctx context.Context, p status.Pool, e pool.Entry, m
 }
 
 // present returns the path of the device of a volume that is attached to this node, or "", and whether the volume
-// is staged: attached, or for a volume without a device, in the mount table.
+// is staged: attached, or for a volume without a device, in the mount table. If this is not known, it counts as staged, because a
+// move takes the last snapshot of a volume that is not staged.
 func present(ctx context.Context, b backend.Backend, v volume.Volume, mounts []*mount.Entry) (device string, staged bool) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil || !ok {
-		return "", false
+		return "", err != nil
 	}
 	defer func() { _ = source.Close() }()
 	if device, ok := source.(mount.BlockDevice); ok {
 		return device.Node(), true
 	}
 	matches, err := source.Matcher(mounts)
-	return "", err == nil && slices.ContainsFunc(mounts, matches)
+	return "", err != nil || slices.ContainsFunc(mounts, matches)
 }
 
 // reportLists adds the volumes of nfs pools, the snapshots, and the health of all volumes.

@@ -112,12 +112,27 @@ func needs(err error, right string) error {
 	return err
 }
 
-// Report returns the report of all drivers.
+// Report returns the report of all drivers. It may be a second old.
 func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
 	pods, err := c.DriverPods(ctx)
 	if err != nil {
 		return r, err
 	}
+	return c.request(ctx, pods, "/status")
+}
+
+// NodeReport returns the report of the driver on a node, which is collected after the call.
+func (c *Cluster) NodeReport(ctx context.Context, node string) (r status.Report, err error) {
+	pods, err := c.DriverPods(ctx)
+	if err != nil {
+		return r, err
+	}
+	pods = slices.DeleteFunc(pods, func(p kube.Pod) bool { return IsController(p) || p.Spec.NodeName != node })
+	return c.request(ctx, pods, "/status?fresh")
+}
+
+// request requests a report from the one of the pods that can report.
+func (c *Cluster) request(ctx context.Context, pods []kube.Pod, path string) (r status.Report, err error) {
 	pod, err := reporter(pods)
 	if err != nil {
 		return r, err
@@ -128,7 +143,7 @@ func (c *Cluster) Report(ctx context.Context) (r status.Report, err error) {
 	if err != nil {
 		return r, err
 	}
-	r, err = fetch(ctx, fmt.Sprintf("http://localhost:%d/status", port))
+	r, err = fetch(ctx, fmt.Sprintf("http://localhost:%d%s", port, path))
 	return r, explain(err, pod)
 }
 

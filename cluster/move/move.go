@@ -172,8 +172,9 @@ func (m *Mover) run(ctx context.Context) error {
 	return nil
 }
 
-// pollInterval is the time between two reads of an object that is waited for.
-const pollInterval = 200 * time.Millisecond
+// minPoll and maxPoll are the shortest and the longest time between two reads of an object that is waited for. Between them, it is a
+// tenth of the time that has passed.
+const minPoll, maxPoll = 20 * time.Millisecond, 200 * time.Millisecond
 
 // until is the function until with the output of the move.
 func (m *Mover) until(ctx context.Context, limit time.Duration, what string, done func() (bool, error)) error {
@@ -201,7 +202,7 @@ func until(ctx context.Context, progress func(format string, args ...any), limit
 		silent = err != nil
 		select {
 		case <-ctx.Done():
-		case <-time.After(pollInterval):
+		case <-time.After(min(max(time.Since(begin)/10, minPoll), maxPoll)):
 		}
 	}
 }

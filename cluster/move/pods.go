@@ -123,8 +123,9 @@ func (m *Mover) attached(ctx context.Context) (bool, error) {
 }
 
 // released reports whether the volume is not staged on its node: it is not attached, or the driver reports that it is not
-// staged. The driver knows it seconds earlier, and without attachments only the driver knows it.
-func (m *Mover) released(ctx context.Context) (bool, error) {
+// staged. The driver knows it seconds earlier, and without attachments only the driver knows it. If it does not report, the reason is
+// printed unless it is the one that was shown last.
+func (m *Mover) released(ctx context.Context, shown *string) (bool, error) {
 	handle, driver := m.oldHandle()
 	d, err := m.api.CSIDriver(ctx, driver)
 	if err != nil {
@@ -136,12 +137,10 @@ func (m *Mover) released(ctx context.Context) (bool, error) {
 			return err == nil, err
 		}
 	}
-	report, err := m.api.Report(ctx)
-	if err != nil && d.Spec.AttachRequired { // the volume is also detached if the drivers do not report
-		return false, nil
-	}
+	report, err := m.api.NodeReport(ctx, m.state.From)
 	if err != nil {
-		return false, err
+		m.show(shown, fmt.Sprintf("The driver on node %s does not report yet whether the volume is mounted: %v", m.state.From, err))
+		return false, nil
 	}
 	i := slices.IndexFunc(report.Volumes, func(v status.Volume) bool { return v.ID == handle })
 	return i >= 0 && !report.Volumes[i].Staged, nil

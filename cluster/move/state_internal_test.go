@@ -265,3 +265,35 @@ func TestScheduled(t *testing.T) {
 		}
 	}
 }
+
+// TestReleased: a volume whose attachment does not show that it is unused is used until the driver on its node reports that it is not
+// staged. The reason why that does not report is shown once.
+func TestReleased(t *testing.T) {
+	for name, tc := range map[string]struct {
+		required, attached, want bool
+		lines                    int
+	}{
+		"attached":               {true, true, false, 1},
+		"detached":               {true, false, true, 0},
+		"without attachments":    {false, false, false, 1},
+		"with an old attachment": {false, true, false, 1},
+	} {
+		s, open := begin(t, "old")
+		s.objects["/apis/storage.k8s.io/v1/csidrivers/d"] = kube.Object{"metadata": map[string]any{"name": "d"}, "spec": map[string]any{"attachRequired": tc.required}}
+		s.objects["/apis/storage.k8s.io/v1/volumeattachments"] = object(t, `{"items":[]}`)
+		if tc.attached {
+			s.objects["/apis/storage.k8s.io/v1/volumeattachments/a"] = object(t, `{"metadata":{"name":"a"},"spec":{"source":{"persistentVolumeName":"pv"}}}`)
+		}
+		s.objects["/api/v1/namespaces/trivet-system/pods"] = object(t, `{"items":[]}`)
+		m, shown, lines := open(), "", 0
+		m.Progress = func(string, ...any) { lines++ }
+		for range 2 {
+			if got, err := m.released(t.Context(), &shown); err != nil || got != tc.want {
+				t.Errorf("%s: got %v and %v, want %v", name, got, err, tc.want)
+			}
+		}
+		if lines != tc.lines {
+			t.Errorf("%s: got %d lines, want %d: %s", name, lines, tc.lines, shown)
+		}
+	}
+}

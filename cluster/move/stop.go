@@ -111,7 +111,7 @@ func (m *Mover) evictAll(ctx context.Context) (ended []string, err error) {
 		if scheduled(pods, ended) {
 			return false, nil
 		}
-		if released, err := m.released(ctx); err != nil || !released {
+		if released, err := m.released(ctx, &shown); err != nil || !released {
 			return false, err
 		}
 		begin := now() // the driver may have reported for seconds
@@ -132,10 +132,7 @@ func (m *Mover) evict(ctx context.Context, pod kube.Pod, evicted map[string]bool
 	err := m.api.Evict(ctx, pod.Metadata)
 	switch {
 	case apierrors.IsTooManyRequests(err):
-		if message := fmt.Sprintf("Pod %s is not evicted yet: %v", pod.Metadata.Name, err); message != *shown {
-			*shown = message
-			m.Progress("%s", message)
-		}
+		m.show(shown, fmt.Sprintf("Pod %s is not evicted yet: %v", pod.Metadata.Name, err))
 		return nil
 	case apierrors.IsConflict(err): // the pod or its budget has changed
 		return nil
@@ -146,6 +143,14 @@ func (m *Mover) evict(ctx context.Context, pod kube.Pod, evicted map[string]bool
 		m.Progress("Pod %s is evicted.", pod.Metadata.Name)
 	}
 	return nil
+}
+
+// show prints a message unless it is the one that was shown last.
+func (m *Mover) show(shown *string, message string) {
+	if message != *shown {
+		*shown = message
+		m.Progress("%s", message)
+	}
 }
 
 // start waits until the pods run on the node To.

@@ -17,40 +17,49 @@ import (
 // maxAge is the age up to which a report is served again, so that several viewers cost as much as one.
 const maxAge = time.Second
 
-// Handle serves the report at /status as JSON, and at / as a page. It refuses clients that do not connect through
-// the loopback interface, because the report contains the names of all volumes, and other pods may reach the port to
-// read metrics. `kubectl port-forward` connects through the loopback interface.
+// Handle serves the report at /status as JSON, and at / as a page. With the query parameter fresh, /status collects a new
+// report. It refuses clients that do not connect through the loopback interface, because the report contains the names of
+// all volumes, and other pods may reach the port to read metrics. `kubectl port-forward` connects through the loopback
+// interface.
 func Handle(mux *http.ServeMux, source Source) {
-	source = shared(source)
+	recent, fresh := shared(source)
 	mux.Handle("GET /status", localOnly(func(w http.ResponseWriter, r *http.Request) {
+		source := recent
+		if r.URL.Query().Has("fresh") {
+			source = fresh
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(source(r.Context())) // fails only if the client is gone
 	}))
 	mux.Handle("GET /{$}", localOnly(func(w http.ResponseWriter, r *http.Request) {
-		servePage(w, source(r.Context()))
+		servePage(w, recent(r.Context()))
 	}))
 }
 
-// shared returns a Source that collects one report at a time. Its reports are at most maxAge old. A report that hangs,
-// because the disk of a pool does not answer, therefore blocks one goroutine only: other calls end with their context.
-func shared(source Source) Source {
+// shared returns Sources that collect one report at a time. The reports of recent are at most maxAge old, those of fresh are new. A
+// report that hangs, because the disk of a pool does not answer, therefore blocks one goroutine only: other calls end with their
+// context.
+func shared(source Source) (recent, fresh Source) {
 	var last Report
 	var at time.Time
 	turn := make(chan struct{}, 1)
-	return func(ctx context.Context) Report {
-		select {
-		case turn <- struct{}{}:
-		case <-ctx.Done():
-			return Report{Processes: []Process{{Problem: "an earlier report has not ended: a pool may not answer"}}}
+	within := func(age time.Duration) Source {
+		return func(ctx context.Context) Report {
+			select {
+			case turn <- struct{}{}:
+			case <-ctx.Done():
+				return Report{Processes: []Process{{Problem: "an earlier report has not ended: a pool may not answer"}}}
+			}
+			defer func() { <-turn }()
+			if time.Since(at) >= age {
+				// The report must not be incomplete for other callers if this caller ends.
+				last = source(context.WithoutCancel(ctx))
+				at = time.Now()
+			}
+			return last
 		}
-		defer func() { <-turn }()
-		if time.Since(at) > maxAge {
-			// The report must not be incomplete for other callers if this caller ends.
-			last = source(context.WithoutCancel(ctx))
-			at = time.Now()
-		}
-		return last
 	}
+	return within(maxAge), within(0)
 }
 
 // localOnly refuses clients of other machines. It also refuses a request whose Host header does not name the

@@ -179,7 +179,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestShared: requests at the same time share one report.
+// TestShared: requests at the same time share one report, unless it must be fresh.
 func TestShared(t *testing.T) {
 	var reports atomic.Int32
 	mux := http.NewServeMux()
@@ -189,9 +189,8 @@ func TestShared(t *testing.T) {
 	})
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
-	begin := time.Now()
-	for range 5 {
-		resp, err := http.Get(server.URL + "/status")
+	get := func(path string) {
+		resp, err := http.Get(server.URL + path)
 		must(t, err)
 		var r status.Report
 		must(t, json.NewDecoder(resp.Body).Decode(&r))
@@ -200,8 +199,19 @@ func TestShared(t *testing.T) {
 			t.Errorf("got %d volumes, want 1", len(r.Volumes))
 		}
 	}
+	begin := time.Now()
+	for range 5 {
+		get("/status")
+	}
 	if most := int32(time.Since(begin)/time.Second) + 1; reports.Load() > most {
 		t.Errorf("five requests caused %d reports, want at most %d", reports.Load(), most)
+	}
+	before := reports.Load()
+	for range 5 {
+		get("/status?fresh")
+	}
+	if got := reports.Load() - before; got != 5 {
+		t.Errorf("five requests for a fresh report caused %d reports, want 5", got)
 	}
 }
 

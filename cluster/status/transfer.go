@@ -26,7 +26,7 @@ type Source func(context.Context) Report
 
 // Register serves the report to other drivers. The message is the JSON of the report.
 func Register(server grpc.ServiceRegistrar, source Source) {
-	source = shared(source)
+	source, _ = shared(source)
 	server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: serviceName,
 		HandlerType: (*any)(nil),

@@ -30,6 +30,8 @@ var (
 	pods          = flag.Int("pods", 100, "`number` of pods that TestKilled creates and deletes")
 	moves         = flag.Int("moves", 10, "`number` of moves of TestMoveUnderLoad")
 	moveSize      = flag.Int("move-size", 1, "size of the volume of TestMoveUnderLoad in `GiB`")
+	moveData      = flag.Int("move-data", 0, "size of the files in this volume in `GiB`, or 0 for 90 % of it")
+	moveAttach    = flag.Bool("move-attach", true, "attachRequired of the chart in TestMoveUnderLoad")
 )
 
 func TestMain(m *testing.M) {

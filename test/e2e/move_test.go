@@ -189,7 +189,7 @@ func (m *moving) check(t *testing.T, node string) {
 func (m *moving) checkRecords(t *testing.T, node string) {
 	t.Helper()
 	began := len(m.records(t))
-	eventually(t, time.Minute, "the pod on "+node+" writes", func() (string, bool) {
+	eventually(t, 3*time.Minute, "the pod on "+node+" writes", func() (string, bool) {
 		records := m.records(t)
 		at, _ := try(t.Context(), "kubectl", "-n", m.ns, "get", "pod", "log-0", "-o", "jsonpath={.spec.nodeName}")
 		return fmt.Sprintf("%d records, on %s", len(records), at), len(records) > began+5 && at == node

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -67,8 +68,9 @@ spec:
 
 // TestMoveUnderLoad moves the volume of a pod that writes several MiB/s, of which 5 % of the data are changed, to and fro.
 func TestMoveUnderLoad(t *testing.T) {
-	hot := *moveSize << 10 / 20
-	m := startMoving(t, fmt.Sprintf(database, hot, *moveSize<<10*17/20, *moveSize))
+	data := cmp.Or(*moveData<<10, *moveSize<<10*9/10)
+	hot := data / 20
+	m := startMoving(t, fmt.Sprintf(database, hot, data-hot, *moveSize), "--set", fmt.Sprintf("attachRequired=%t", *moveAttach))
 	eventually(t, 10*time.Minute, "all blocks are written", func() (string, bool) {
 		n := len(m.records(t))
 		return fmt.Sprintf("%d of %d", n, hot), n > hot

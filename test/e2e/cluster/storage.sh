@@ -21,7 +21,7 @@ limit_directories() {
 storage() {
 	local n=$1 lib=$state/n$1/lib/trivet-e2e i
 	mkdir -p "$lib"/{limited,disks,images}
-	truncate -s 20G "$lib/images/limited"
+	truncate -s 50G "$lib/images/limited"
 	mkfs.btrfs -q "$lib/images/limited" >/dev/null
 	IN=$n "$here/in.sh" mount -o loop,noatime "$place/images/limited" "$place/limited"
 	limit_directories "$place/limited"
