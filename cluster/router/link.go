@@ -43,6 +43,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
+		// A node that refuses pings extends Time for the later connections to all nodes. Requests for pools also find nodes
+		// that do not answer.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
@@ -70,7 +72,7 @@ func (ls *links) repick() {
 
 // link is the connection to the driver of a node.
 type link struct {
-	*links
+	links   *links
 	node    string
 	changed func() // called when the connection is made, has failed or is lost; it must not block
 
@@ -99,7 +101,8 @@ var (
 func (l *link) setAddress(address string) error {
 	l.mu.Lock()
 	before := l.current
-	same := address == l.address && (before != nil || l.failure != nil)
+	isSet := before != nil || l.failure != nil // setAddress was called before
+	same := isSet && address == l.address
 	l.mu.Unlock()
 	if same {
 		return nil
@@ -117,7 +120,7 @@ func (l *link) setAddress(address string) error {
 	if before != nil {
 		before.sub.Shutdown()
 	}
-	l.repick()
+	l.links.repick()
 	l.changed()
 	return nil
 }
@@ -126,7 +129,7 @@ func (l *link) setAddress(address string) error {
 func (l *link) newConnection(address string) (c *connection, err error) {
 	c = &connection{link: l, attempted: make(chan struct{})}
 	addresses := []resolver.Address{{Addr: address, Attributes: attributes.New(connectionKey{}, c)}}
-	c.sub, err = l.manager.NewSubConn(addresses, balancer.NewSubConnOptions{StateListener: c.update})
+	c.sub, err = l.links.manager.NewSubConn(addresses, balancer.NewSubConnOptions{StateListener: c.update}) //nolint:staticcheck // deprecated only for several addresses
 	return c, err
 }
 
@@ -153,15 +156,16 @@ func (l *link) close() {
 	if raw != nil {
 		_ = raw.Close() // Shutdown waits for pending calls
 	}
-	l.repick()
+	l.links.repick()
 }
 
 // update handles a new state of the connection. gRPC calls it for one connection after the other.
 func (c *connection) update(s balancer.SubConnState) {
-	if l := c.link; l.setState(c, s) {
+	l := c.link
+	if l.setState(c, s) {
 		l.changed()
 	}
-	c.link.repick()
+	l.links.repick()
 }
 
 // setState stores the state of a connection. It returns true if changed must be called.
@@ -256,12 +260,12 @@ func (l *link) pick() (balancer.PickResult, error) {
 
 // Invoke implements grpc.ClientConnInterface.
 func (l *link) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	return l.conn.Invoke(context.WithValue(ctx, linkKey{}, l), method, args, reply, opts...)
+	return l.links.conn.Invoke(context.WithValue(ctx, linkKey{}, l), method, args, reply, opts...)
 }
 
 // NewStream implements grpc.ClientConnInterface.
 func (l *link) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	return l.conn.NewStream(context.WithValue(ctx, linkKey{}, l), desc, method, opts...)
+	return l.links.conn.NewStream(context.WithValue(ctx, linkKey{}, l), desc, method, opts...)
 }
 
 // Keys of the links of a resolver's state, of the connection of an address, and of the link of a call.

@@ -26,7 +26,7 @@ const (
 	requestTimeout  = 5 * time.Second
 	// dueInterval is the interval of the search for nodes whose pools must be requested.
 	dueInterval = 250 * time.Millisecond
-	// recordInterval is the interval after which the owners of new pools are recorded.
+	// recordInterval is the interval at which the owners of new pools are recorded.
 	recordInterval = time.Second
 	// maxConnecting is the number of connections that are made at the same time. Thousands of concurrent handshakes need much
 	// memory, and some would exceed their timeout. A node that does not answer delays the others by at most connectTurn.

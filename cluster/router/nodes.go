@@ -162,8 +162,8 @@ func (ns *nodes) withTopology(value string) *node {
 }
 
 // forID returns the node that serves the pool of a volume or snapshot. If no node serves the pool, forID requests
-// the pools again, from the nodes that announce the pool and from its owner or possible owners, or from all
-// nodes if no node announces the pool.
+// the pools of its owner again. If the owner does not have the pool either, it requests those of the nodes that announce the
+// pool and of its possible owners, or of all nodes if no node announces the pool.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -173,12 +173,17 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
+	owner := ns.named(ns.owner(key))
+	if owner != nil { // after a restart, the answers of thousands of other nodes take long
+		owner.requestPools(ctx, freshness)
+		if n, _ := ns.serving(ctx, key); n != nil {
+			return n, nil
+		}
+	}
 	candidates := slices.Clone(ns.announcing(key))
 	if len(candidates) == 0 {
 		candidates = all
-	} else if owner := ns.named(ns.owner(key)); owner != nil {
-		candidates = append(candidates, owner)
-	} else {
+	} else if owner == nil {
 		_, expecting := ns.possibleOwners(key)
 		candidates = append(candidates, expecting...)
 	}

@@ -75,7 +75,7 @@ func (g *group) awaitEnd() {
 // newFleet starts all drivers and creates the volumes that exist during all measurements.
 func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, volumesPerNode int) *fleet {
 	f := &fleet{testbed: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
-	progress("%d nodes: starting the drivers", nodes)
+	progressf("%d nodes: starting the drivers", nodes)
 	ports := freePorts(nodes + 1)
 	f.web = ports[nodes]
 	for i, address := range ports[:nodes] {
@@ -90,9 +90,9 @@ func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, vol
 	for _, group := range []*group{f.healthy, f.ending, f.silent} {
 		f.serve(ctx, group)
 	}
-	progress("%d nodes: starting the controller's driver", nodes)
+	progressf("%d nodes: starting the controller's driver", nodes)
 	f.startController(ctx, binary)
-	progress("%d nodes: creating %d volumes", nodes, nodes*volumesPerNode)
+	progressf("%d nodes: creating %d volumes", nodes, nodes*volumesPerNode)
 	f.fill(ctx, volumesPerNode)
 	return f
 }

@@ -93,7 +93,7 @@ func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Write
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes} {
 		f := newFleet(ctx, g, o.binary, nodes, o.volumes/o.nodes)
-		progress("%d nodes: measuring calls and lists", nodes)
+		progressf("%d nodes: measuring calls and lists", nodes)
 		sizes = append(sizes, measureSize(ctx, f))
 		if nodes == o.nodes {
 			report(ctx, f, sizes, out)
@@ -102,8 +102,8 @@ func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Write
 	}
 }
 
-// progress writes a message to stderr, because a measurement with thousands of nodes takes minutes.
-func progress(format string, args ...any) {
+// progressf writes a message to stderr, because a measurement with thousands of nodes takes minutes.
+func progressf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format(time.TimeOnly)+" "+format+"\n", args...)
 }
 
@@ -113,10 +113,10 @@ func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	fmt.Fprintln(out, last.calls())
 	fmt.Fprintln(out, last.lists())
 	fmt.Fprintln(out, growth(sizes))
-	progress("measuring a restart")
+	progressf("measuring a restart")
 	r := measureRestart(ctx, f)
 	fmt.Fprintln(out, r)
-	progress("measuring an outage")
+	progressf("measuring an outage")
 	d := measureDrop(ctx, f)
 	fmt.Fprintln(out, d)
 	fmt.Fprintln(out, goals(last, r, d))
