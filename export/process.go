@@ -58,7 +58,7 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 // process cannot be used.
 func (p *process) connect(connection net.Conn, pool string) (err error) {
 	var dialed atomic.Bool
-	p.conn, err = grpc.NewClient("passthrough:///worker", append(grpcserver.TraceClient("pool", pool), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+	p.conn, err = grpc.NewClient("passthrough:///worker", append(grpcserver.TraceClient("pool", func(context.Context) string { return pool }), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithIdleTimeout(0), grpc.WithInitialWindowSize(grpcserver.WindowSize), grpc.WithInitialConnWindowSize(grpcserver.WindowSize),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if dialed.Swap(true) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -138,7 +137,7 @@ func (u *unconfirmed) node(all []*node, coName string) *node {
 // reachable returns the nodes whose connections have not failed. Calls wait for a connection that is
 // being made.
 func reachable(all []*node) []*node {
-	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.conn.GetState() == connectivity.TransientFailure })
+	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.failing() })
 }
 
 // withVolume returns the reachable node that has a volume, or nil if no node has it. It fails if a reachable

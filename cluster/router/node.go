@@ -3,28 +3,19 @@ package router
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/errtext"
-	"github.com/trivet-csi/trivet/internal/grpcserver"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -33,6 +24,10 @@ const (
 	// The pools of a node are requested every requestInterval; requestTimeout bounds one request.
 	requestInterval = 30 * time.Second
 	requestTimeout  = 5 * time.Second
+	// dueInterval is the interval of the search for nodes whose pools must be requested.
+	dueInterval = 250 * time.Millisecond
+	// recordInterval is the interval at which the owners of new pools are recorded.
+	recordInterval = time.Second
 	// maxConnecting is the number of connections that are made at the same time. Thousands of concurrent handshakes need much
 	// memory, and some would exceed their timeout. A node that does not answer delays the others by at most connectTurn.
 	maxConnecting = 64
@@ -62,20 +57,17 @@ func (k poolKey) String() string { return k.name + "." + k.uuid }
 
 // node is the connection to a node's driver, and the pools that it announced last.
 type node struct {
+	*link
 	name string
 	// topology is the node's value in CSI topologies.
 	topology   string
-	conn       *grpc.ClientConn
-	addresses  *manual.Resolver
 	service    relay.Service // the Controller services
 	controller csi.ControllerClient
 	identity   csi.IdentityClient
-	changed    func(*node) // called after a change of the pools
-	stop       context.CancelFunc
+	announced  func(*node)   // called after a change of the pools
 	requesting chan struct{} // a semaphore for requestPools
 
-	mu      sync.Mutex
-	address string
+	mu sync.Mutex
 	// requested is the time of the last request for the pools, and lastError is its error.
 	requested time.Time
 	lastError error
@@ -86,91 +78,38 @@ type node struct {
 	kinds           map[string]string // the kinds of the pools by name; replaced, never changed
 }
 
-// newNode returns a node without a connection. The method run makes the connection.
-func newNode(name, address string, config *tls.Config, changed func(*node)) (*node, error) {
-	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, requesting: make(chan struct{}, 1)}
-	n.addresses.InitialState(resolverState(address))
-	var err error
-	n.conn, err = grpc.NewClient("node:///node", append(grpcserver.TraceClient("node", name),
-		grpc.WithResolvers(n.addresses),
-		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
-		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
-			MinConnectTimeout: 3 * time.Second,
-		}),
-		// Small buffers, because there may be hundreds of idle connections. crypto/tls has its
-		// own read buffer.
-		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(4<<10),
-		grpc.WithDisableServiceConfig(),
-	)...)
-	if err != nil {
-		return nil, err
+// newNode returns a node without an address. After each change of its connection, refresh is called, which must not block.
+func newNode(name string, ls *links, announced, refresh func(*node)) *node {
+	n := &node{name: name, topology: volume.TopologyValue(name), announced: announced, requesting: make(chan struct{}, 1)}
+	n.link = &link{links: ls, node: name, changed: func() { refresh(n) }}
+	n.service, n.controller, n.identity = relay.Remote(n.link), csi.NewControllerClient(n.link), csi.NewIdentityClient(n.link)
+	return n
+}
+
+// refresh makes the connection of a node. If it is made or has failed, refresh requests the pools. turns is a semaphore for
+// the connections that are made at the same time.
+func (n *node) refresh(ctx context.Context, turns chan struct{}) {
+	if n.answers() {
+		n.requestPools(ctx, 0)
+		return
 	}
-	n.service, n.controller, n.identity = relay.Remote(n.conn), csi.NewControllerClient(n.conn), csi.NewIdentityClient(n.conn)
-	return n, nil
-}
-
-// setAddress changes the address for later calls. An empty address means that no driver runs.
-func (n *node) setAddress(address string) {
-	n.mu.Lock()
-	same := address == n.address
-	n.address = address
-	n.mu.Unlock()
-	if !same {
-		n.addresses.UpdateState(resolverState(address))
-	}
-}
-
-// currentAddress returns the address of the node's driver; empty if no driver runs.
-func (n *node) currentAddress() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.address
-}
-
-func resolverState(address string) (state resolver.State) {
-	if address != "" {
-		state.Endpoints = []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: address}}}}
-	}
-	return state
-}
-
-// run maintains the connection until ctx ends. It requests the pools after each change of the connection and
-// every requestInterval, and calls afterRequest after each request. connecting is a semaphore for connect.
-func (n *node) run(ctx context.Context, connecting chan struct{}, afterRequest func(context.Context)) {
-	defer n.conn.Close()
-	for ctx.Err() == nil {
-		state := n.conn.GetState()
-		if state == connectivity.Idle {
-			n.connect(ctx, connecting)
-			state = n.conn.GetState()
-		}
-		if state == connectivity.Ready || state == connectivity.TransientFailure {
-			n.requestPools(ctx, 0)
-			afterRequest(ctx)
-		}
-		waiting, cancel := context.WithTimeout(ctx, requestInterval)
-		n.conn.WaitForStateChange(waiting, state)
-		cancel()
-	}
-}
-
-// connect makes an idle connection. It returns when the connection is made or has failed, but after at most connectTurn.
-func (n *node) connect(ctx context.Context, connecting chan struct{}) {
 	select {
-	case connecting <- struct{}{}:
+	case turns <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
-	defer func() { <-connecting }()
+	defer func() { <-turns }()
 	limited, cancel := context.WithTimeout(ctx, connectTurn)
 	defer cancel()
-	n.conn.Connect()
-	n.conn.WaitForStateChange(limited, connectivity.Idle)
-	n.conn.WaitForStateChange(limited, connectivity.Connecting)
+	n.connect(limited)
+}
+
+// due reports whether the last request for the pools ended before a time, and no request is running.
+func (n *node) due(before time.Time) bool {
+	n.mu.Lock()
+	earlier := n.requested.Before(before)
+	n.mu.Unlock()
+	return earlier && len(n.requesting) == 0 && n.answers()
 }
 
 // requestPools requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls
@@ -191,7 +130,7 @@ func (n *node) requestPools(ctx context.Context, maxAge time.Duration) {
 	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	info, err := n.identity.GetPluginInfo(limited, &csi.GetPluginInfoRequest{})
-	if ctx.Err() != nil { // the caller ended, so err says nothing about the node
+	if ctx.Err() != nil || n.removed() { // err says nothing about the node
 		return
 	}
 	n.setError(ctx, n.explain(limited, err))
@@ -224,7 +163,7 @@ func (n *node) setPools(manifest map[string]string) {
 	n.answered, n.pools, n.expected, n.kinds = true, pools, expected, identity.Kinds(manifest)
 	n.mu.Unlock()
 	if !same {
-		n.changed(n)
+		n.announced(n)
 	}
 }
 
@@ -309,9 +248,6 @@ func (v view) has(k backend.Kind, name string) bool {
 func (v view) closed(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid == "" })
 }
-
-// connected reports whether a call would be sent immediately.
-func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
 // explain adds the node to an error that the connection may have caused, and to an error about the capacity, which
 // names a pool that several nodes may have. It returns other errors unchanged. If the caller did not cancel, it replaces CANCELLED with UNAVAILABLE, because the connection

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -29,11 +30,12 @@ type Host struct {
 
 // nodes are the nodes of the cluster and their pools.
 type nodes struct {
-	client func(node string) *tls.Config
-	start  func(*node) // calls the node's run in a goroutine
-	tasks  sync.WaitGroup
+	links   *links
+	refresh func(*node) // calls the node's refresh in a goroutine
+	tasks   sync.WaitGroup
 
 	setting sync.Mutex // serializes set
+	closed  bool       // the nodes do not change any more
 
 	mu         sync.RWMutex
 	isSet      bool // set was called
@@ -48,14 +50,48 @@ type nodes struct {
 }
 
 func newNodes(ctx context.Context, client func(node string) *tls.Config, owners Owners) *nodes {
-	ns := &nodes{client: client, byName: map[string]*node{}, byTopology: map[string]*node{}, announced: newAnnouncements(), owners: owners, recording: make(chan struct{}, 1)}
-	connecting := make(chan struct{}, maxConnecting)
-	ns.start = func(n *node) {
-		ctx, stop := context.WithCancel(ctx)
-		n.stop = stop
-		ns.tasks.Go(func() { n.run(ctx, connecting, ns.recordNew) })
-	}
+	ns := &nodes{links: newLinks(client), byName: map[string]*node{}, byTopology: map[string]*node{}, announced: newAnnouncements(), owners: owners, recording: make(chan struct{}, 1)}
+	turns := make(chan struct{}, maxConnecting)
+	ns.refresh = func(n *node) { ns.tasks.Go(func() { n.refresh(ctx, turns) }) }
+	ns.tasks.Go(func() {
+		every(ctx, dueInterval, ns.requestDue)
+		ns.close()
+	})
+	ns.tasks.Go(func() { every(ctx, recordInterval, func() { ns.recordNew(ctx) }) })
 	return ns
+}
+
+// every calls do at an interval until ctx ends.
+func every(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			do()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// requestDue starts the requests for the pools of all nodes whose last request is older than requestInterval.
+func (ns *nodes) requestDue() {
+	all, _ := ns.all()
+	before := time.Now().Add(-requestInterval)
+	for _, n := range all {
+		if n.due(before) {
+			ns.refresh(n)
+		}
+	}
+}
+
+// close closes the connections to all nodes.
+func (ns *nodes) close() {
+	ns.setting.Lock()
+	ns.closed = true
+	ns.setting.Unlock()
+	ns.links.close()
 }
 
 // set replaces the nodes.
@@ -66,17 +102,22 @@ func (ns *nodes) set(hosts []Host) {
 	}
 	ns.setting.Lock()
 	defer ns.setting.Unlock()
+	if ns.closed {
+		return
+	}
 	ns.mu.Lock()
 	ns.isSet = true
-	for name, address := range addresses {
+	for name := range addresses {
 		if ns.byName[name] == nil {
-			ns.add(name, address)
+			n := newNode(name, ns.links, ns.index, ns.refresh)
+			ns.byName[name], ns.byTopology[n.topology] = n, n
 		}
 	}
 	var changed []poolKey
+	var removed []*node
 	for name, n := range ns.byName {
 		if _, exists := addresses[name]; !exists {
-			n.stop()
+			removed = append(removed, n)
 			delete(ns.byName, name)
 			delete(ns.byTopology, n.topology)
 			changed = append(changed, ns.announced.remove(n)...)
@@ -85,21 +126,15 @@ func (ns *nodes) set(hosts []Host) {
 	ns.sorted = slices.SortedFunc(maps.Values(ns.byName), func(a, b *node) int { return strings.Compare(a.name, b.name) })
 	current := ns.sorted
 	ns.mu.Unlock()
+	for _, n := range removed {
+		n.close()
+	}
 	for _, n := range current {
-		n.setAddress(addresses[n.name])
+		if err := n.setAddress(addresses[n.name]); err != nil {
+			klog.Background().Error(err, "Preparing a connection failed", "node", n.name)
+		}
 	}
 	ns.logUnserved(changed)
-}
-
-// add adds a node. The caller holds mu.
-func (ns *nodes) add(name, address string) {
-	n, err := newNode(name, address, ns.client(name), ns.index)
-	if err != nil { // gRPC refuses only invalid targets
-		klog.Background().Error(err, "Preparing a connection failed", "node", name)
-		return
-	}
-	ns.byName[name], ns.byTopology[n.topology] = n, n
-	ns.start(n)
 }
 
 // all returns the nodes, sorted by name. It fails with ErrUnavailable before set was called.
@@ -127,8 +162,8 @@ func (ns *nodes) withTopology(value string) *node {
 }
 
 // forID returns the node that serves the pool of a volume or snapshot. If no node serves the pool, forID requests
-// the pools again, from the nodes that announce the pool and from its owner or possible owners, or from all
-// nodes if no node announces the pool.
+// the pools of its owner again. If the owner does not have the pool either, it requests those of the nodes that announce the
+// pool and of its possible owners, or of all nodes if no node announces the pool.
 func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
 	if n, _ := ns.serving(ctx, key); n != nil {
@@ -138,12 +173,17 @@ func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
+	owner := ns.named(ns.owner(key))
+	if owner != nil { // after a restart, the answers of thousands of other nodes take long
+		owner.requestPools(ctx, freshness)
+		if n, _ := ns.serving(ctx, key); n != nil {
+			return n, nil
+		}
+	}
 	candidates := slices.Clone(ns.announcing(key))
 	if len(candidates) == 0 {
 		candidates = all
-	} else if owner := ns.named(ns.owner(key)); owner != nil {
-		candidates = append(candidates, owner)
-	} else {
+	} else if owner == nil {
 		_, expecting := ns.possibleOwners(key)
 		candidates = append(candidates, expecting...)
 	}

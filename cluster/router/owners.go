@@ -226,8 +226,8 @@ func (ns *nodes) recordState() recordState {
 	return recordState{ns.announced.changes, len(ns.owners.Known())}
 }
 
-// recordNew calls record after a request to a node, unless nothing has changed since the last successful call. It only
-// logs an error, because the next request calls it again.
+// recordNew calls record, unless nothing has changed since the last successful call. It only logs an error, because the next
+// call tries again.
 func (ns *nodes) recordNew(ctx context.Context) {
 	state := ns.recordState()
 	ns.mu.RLock()

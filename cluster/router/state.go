@@ -37,7 +37,7 @@ func (s *Server) States() []State {
 func (s *Server) EachNode(ctx context.Context, f func(ctx context.Context, node string, conn grpc.ClientConnInterface)) {
 	all, _ := s.nodes.all()
 	_ = each(ctx, all, func(ctx context.Context, n *node) error {
-		f(ctx, n.name, explainedConn{n.conn, n})
+		f(ctx, n.name, explainedConn{n})
 		return nil
 	})
 }
@@ -49,15 +49,12 @@ func (s *Server) Serves(node, pool, uuid string) bool {
 }
 
 // explainedConn is a connection to a node whose errors name the node.
-type explainedConn struct {
-	*grpc.ClientConn
-	node *node
-}
+type explainedConn struct{ *node }
 
 // Invoke implements grpc.ClientConnInterface.
 func (c explainedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	if err := c.ClientConn.Invoke(ctx, method, args, reply, opts...); err != nil {
-		return c.node.explain(ctx, err)
+	if err := c.node.Invoke(ctx, method, args, reply, opts...); err != nil {
+		return c.explain(ctx, err)
 	}
 	return nil
 }

@@ -41,8 +41,8 @@ func traceCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle
 }
 
 // TraceClient returns the options of a client that records a span for each call to a peer, if the call belongs to another
-// one. The peer's spans are below it. A call with a stream of responses has no span of the client.
-func TraceClient(kind, peer string) []grpc.DialOption {
+// one. peer returns the name of the peer of a call. The peer's spans are below it. A call with a stream of responses has no span of the client.
+func TraceClient(kind string, peer func(context.Context) string) []grpc.DialOption {
 	if !trace.Enabled() {
 		return nil
 	}
@@ -52,7 +52,7 @@ func TraceClient(kind, peer string) []grpc.DialOption {
 				return invoke(ctx, method, req, resp, conn, options...)
 			}
 			ctx, span := trace.StartCall(ctx, path.Base(method), oteltrace.SpanKindClient)
-			span.Set("trivet."+kind, peer)
+			span.Set("trivet."+kind, peer(ctx))
 			err := invoke(withTraceContext(ctx), method, req, resp, conn, options...)
 			endCall(span, err)
 			return err

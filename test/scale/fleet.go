@@ -75,11 +75,14 @@ func (g *group) awaitEnd() {
 // newFleet starts all drivers and creates the volumes that exist during all measurements.
 func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, volumesPerNode int) *fleet {
 	f := &fleet{testbed: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
+	progressf("%d nodes: starting the drivers", nodes)
 	ports := freePorts(nodes + 1)
 	f.web = ports[nodes]
 	for i, address := range ports[:nodes] {
-		f.addNode(fmt.Sprintf("node-%04d.example", i), address)
+		name := fmt.Sprintf("node-%04d.example", i)
+		f.nodes = append(f.nodes, &node{name: name, dir: filepath.Join(f.dir, name), address: address})
 	}
+	measure.ForAll(ctx, manyCallers, f.nodes, func(_ context.Context, _ int, n *node) error { return f.prepare(n) })
 	tenth := nodes / 10
 	f.healthy = &group{name: "healthy", nodes: f.nodes[:nodes-2*tenth]}
 	f.ending = &group{name: "ending", nodes: f.nodes[nodes-2*tenth : nodes-tenth]}
@@ -87,7 +90,9 @@ func newFleet(ctx context.Context, g *measure.Testbed, binary string, nodes, vol
 	for _, group := range []*group{f.healthy, f.ending, f.silent} {
 		f.serve(ctx, group)
 	}
+	progressf("%d nodes: starting the controller's driver", nodes)
 	f.startController(ctx, binary)
+	progressf("%d nodes: creating %d volumes", nodes, nodes*volumesPerNode)
 	f.fill(ctx, volumesPerNode)
 	return f
 }
@@ -111,13 +116,13 @@ func freePorts(n int) []string {
 	return free
 }
 
-// addNode writes the certificate and the configuration of a node's driver, which listens on an address.
-func (f *fleet) addNode(name, address string) {
-	n := &node{name: name, dir: filepath.Join(f.dir, name), address: address}
-	f.nodes = append(f.nodes, n)
-	f.certify(n.dir, pki.NodeURI(driver.DefaultName, name), x509.ExtKeyUsageServerAuth)
-	config := fmt.Sprintf("pools: [{name: default, directory: {path: %s}}]\nforwarding: {listen: %q}\n", filepath.Join(n.dir, poolDir), address)
-	measure.Must(os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600))
+// prepare writes the certificate and the configuration of a node's driver.
+func (f *fleet) prepare(n *node) error {
+	if err := f.certify(n.dir, pki.NodeURI(driver.DefaultName, n.name), x509.ExtKeyUsageServerAuth); err != nil {
+		return err
+	}
+	config := fmt.Sprintf("pools: [{name: default, directory: {path: %s}}]\nforwarding: {listen: %q}\n", filepath.Join(n.dir, poolDir), n.address)
+	return os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600)
 }
 
 // certificates opens the directory of certificates in a driver's state directory.
@@ -126,14 +131,24 @@ func certificates(dir string) *pki.Directory {
 }
 
 // certify writes a key and a certificate for a driver to its state directory.
-func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) {
+func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) error {
 	key, request, err := pki.NewRequest(who)
-	measure.Must(err)
+	if err != nil {
+		return err
+	}
 	public, _, err := pki.ParseRequest(request)
-	measure.Must(err)
+	if err != nil {
+		return err
+	}
 	roots, _, err := f.ca.PEM()
-	measure.Must(err)
-	measure.Must(certificates(dir).Write(measure.Get(f.ca.Issue(public, who, usage, 24*time.Hour)), key, roots))
+	if err != nil {
+		return err
+	}
+	cert, err := f.ca.Issue(public, who, usage, 24*time.Hour)
+	if err != nil {
+		return err
+	}
+	return certificates(dir).Write(cert, key, roots)
 }
 
 // serve starts the drivers of a group and returns when all of them listen.
@@ -148,12 +163,16 @@ func (f *fleet) serve(ctx context.Context, group *group) {
 	}
 	for i, n := range group.nodes {
 		p := group.processes[i/nodesPerProcess]
-		measure.Must(p.Await(ctx, n.name, poll, measure.WaitTimeout, func() bool { return listens(ctx, n.address) }))
+		measure.Must(p.Await(ctx, n.name, poll, startTimeout, func() bool { return listens(ctx, n.address) }))
 	}
 }
 
-// poll is the interval at which the fleet checks whether a driver is ready.
-const poll = 5 * time.Millisecond
+const (
+	// poll is the interval at which the fleet checks whether a driver is ready.
+	poll = 5 * time.Millisecond
+	// startTimeout is the timeout for the start of thousands of drivers on a busy machine.
+	startTimeout = 10 * measure.WaitTimeout
+)
 
 // listens reports whether a process listens on a TCP address.
 func listens(ctx context.Context, address string) bool {
@@ -164,7 +183,7 @@ func listens(ctx context.Context, address string) bool {
 // startController starts the controller's driver and returns when it reaches all nodes.
 func (f *fleet) startController(ctx context.Context, binary string) {
 	dir := filepath.Join(f.dir, "controller")
-	f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth)
+	measure.Must(f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth))
 	var config strings.Builder
 	config.WriteString("forwarding:\n  nodes:\n")
 	for _, n := range f.nodes {
@@ -178,12 +197,12 @@ func (f *fleet) startController(ctx context.Context, binary string) {
 	}
 	f.launchController()
 	f.connect(dir, endpoint)
-	f.awaitComplete(ctx, poll)
+	f.awaitComplete(ctx)
 }
 
 // awaitComplete waits until the controller's driver reaches all nodes.
-func (f *fleet) awaitComplete(ctx context.Context, interval time.Duration) {
-	measure.Must(f.controller.Await(ctx, "all nodes", interval, measure.WaitTimeout, func() bool {
+func (f *fleet) awaitComplete(ctx context.Context) {
+	measure.Must(f.controller.Await(ctx, "all nodes", reachPoll, startTimeout, func() bool {
 		_, err := f.routed.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
 		return err == nil
 	}))
@@ -212,8 +231,8 @@ func (f *fleet) connect(dir, endpoint string) {
 func (f *fleet) fill(ctx context.Context, perNode int) {
 	f.volumes = newVolumes(f.nodes, "permanent", len(f.nodes)*perNode)
 	forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume}))
-	// The first call to each node opens the direct connection.
-	forAll(ctx, manyCallers, f.volumes[:len(f.nodes)], f.on(direct, call{do: getVolume}))
+	// The first call to a node opens the direct connection. The measurements use those to the first nodes.
+	forAll(ctx, manyCallers, f.volumes[:min(lives, len(f.nodes))], f.on(direct, call{do: getVolume}))
 }
 
 // stop ends all processes of the fleet and removes its files.

@@ -29,7 +29,7 @@ func growth(sizes []*size) string {
 	count("goroutines", func(s *size) int64 { return s.filled.goroutines })
 	count("descriptors", func(s *size) int64 { return s.filled.files })
 	count("sockets among the descriptors", func(s *size) int64 { return s.filled.sockets })
-	for _, name := range []string{"CreateVolume", "GetCapacity", "ControllerPublish", anywhereCall, pageOf(100), pageOf(1000), wholeList(1000)} {
+	for _, name := range []string{"CreateVolume", "GetCapacity", "ControllerPublish", anywhereCall, pageOf(100), pageOf(1000), wholeList} {
 		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[sampleKey{routed, name, 1}].P50()) / 1e6 })
 	}
 	return "### Growth with the number of nodes\n\nResources of the controller's driver; times are medians with one caller.\n\n" + t.Text(true)

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/trivet-csi/trivet/test/measure"
 )
@@ -33,7 +34,7 @@ func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("scale", flag.ContinueOnError)
 	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
-	flags.IntVar(&o.nodes, "nodes", 500, "`number` of nodes; first, a tenth and two fifths of this number are measured")
+	flags.IntVar(&o.nodes, "nodes", 500, "`number` of nodes; first, a tenth of this number is measured")
 	flags.IntVar(&o.volumes, "volumes", 20_000, "`number` of volumes that exist during all measurements, distributed evenly over the nodes")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -86,12 +87,13 @@ func allowFiles(nodes int) error {
 // diskSize is the size of the xfs in bytes.
 const diskSize = 64 << 30
 
-// measureAll measures the calls with a tenth, two fifths and all of the nodes. With all nodes it then measures a restart
-// of the controller's driver, and an outage (measureDrop): the drivers of some nodes stop answering, and recover.
+// measureAll measures the calls with a tenth and with all of the nodes. With all nodes it then measures a restart of the
+// controller's driver, and an outage (measureDrop): the drivers of some nodes stop answering, and recover.
 func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Writer) {
 	var sizes []*size
-	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
+	for _, nodes := range []int{o.nodes / 10, o.nodes} {
 		f := newFleet(ctx, g, o.binary, nodes, o.volumes/o.nodes)
+		progressf("%d nodes: measuring calls and lists", nodes)
 		sizes = append(sizes, measureSize(ctx, f))
 		if nodes == o.nodes {
 			report(ctx, f, sizes, out)
@@ -100,14 +102,21 @@ func measureAll(ctx context.Context, g *measure.Testbed, o options, out io.Write
 	}
 }
 
+// progressf writes a message to stderr, because a measurement with thousands of nodes takes minutes.
+func progressf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, time.Now().Format(time.TimeOnly)+" "+format+"\n", args...)
+}
+
 // report prints the measurements. It measures the restart and the outage after the other results are printed.
 func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())
 	fmt.Fprintln(out, last.lists())
 	fmt.Fprintln(out, growth(sizes))
+	progressf("measuring a restart")
 	r := measureRestart(ctx, f)
 	fmt.Fprintln(out, r)
+	progressf("measuring an outage")
 	d := measureDrop(ctx, f)
 	fmt.Fprintln(out, d)
 	fmt.Fprintln(out, goals(last, r, d))

@@ -22,9 +22,9 @@ func measureRestart(ctx context.Context, f *fleet) restart {
 	begin := time.Now()
 	f.launchController()
 	onLast := f.volumeOn(f.nodes[len(f.nodes)-1])
-	measure.Must(f.controller.Await(ctx, onLast.node.name, reachPoll, measure.WaitTimeout, func() bool { return getVolume(ctx, f.routed, onLast) == nil }))
+	measure.Must(f.controller.Await(ctx, onLast.node.name, reachPoll, startTimeout, func() bool { return getVolume(ctx, f.routed, onLast) == nil }))
 	r := restart{first: time.Since(begin)}
-	f.awaitComplete(ctx, reachPoll)
+	f.awaitComplete(ctx)
 	r.listed = time.Since(begin)
 	r.resources = resourcesOf(ctx, f.controller, f.web)
 	return r

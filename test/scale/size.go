@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/trivet-csi/trivet/test/markdown"
 	"github.com/trivet-csi/trivet/test/measure"
 )
@@ -28,8 +30,13 @@ const (
 // anywhereCall is the name of the samples of createAnywhere.
 const anywhereCall = "CreateVolume without topology"
 
-// pageSizes are the requested page sizes; the last one is the largest allowed.
-var pageSizes = []int{100, 1000}
+const (
+	listPages = 50   // the maximum number of pages that one caller reads
+	wholePage = 1000 // the page size with which the whole list is read, the largest allowed
+)
+
+// pageSizes are the requested page sizes.
+var pageSizes = []int{100, wholePage}
 
 // size contains the measurements with a number of nodes.
 type size struct {
@@ -39,9 +46,11 @@ type size struct {
 	samples        samples
 }
 
-// pageOf and wholeList return the names of the samples of ListVolumes with a page size.
-func pageOf(n int) string    { return fmt.Sprintf("a page of %d", n) }
-func wholeList(n int) string { return fmt.Sprintf("the whole list by %d", n) }
+// wholeList is the name of the samples of the whole list.
+var wholeList = fmt.Sprintf("the whole list by %d", wholePage)
+
+// pageOf returns the name of the samples of ListVolumes with a page size.
+func pageOf(n int) string { return fmt.Sprintf("a page of %d", n) }
 
 // measureSize measures a fleet with each number of callers.
 func measureSize(ctx context.Context, f *fleet) *size {
@@ -94,21 +103,39 @@ func (s *size) createAnywhere(ctx context.Context, f *fleet, callers int) {
 	forAll(ctx, callers, vols, f.on(routed, call{do: deleteVolume}))
 }
 
-// list reads the list of all volumes once per caller, but at least three times.
+// list reads the beginning of the list of all volumes, at most listPages pages of each size, once per caller. One caller
+// also reads the whole list.
 func (s *size) list(ctx context.Context, f *fleet, callers int) {
 	for _, n := range pageSizes {
-		pages := make([]measure.Durations, max(callers, 3))
-		indices := make([]int, len(pages))
-		for i := range indices {
-			indices[i] = i
-		}
-		whole := measure.ForAll(ctx, callers, indices, func(ctx context.Context, _, i int) (err error) {
-			pages[i], err = measure.ListVolumes(ctx, f.routed, n, s.volumes)
+		pages := make([]measure.Durations, callers)
+		measure.ForAll(ctx, callers, pages, func(ctx context.Context, i int, _ measure.Durations) (err error) {
+			pages[i], err = firstPages(ctx, f.routed, n)
 			return err
 		})
 		s.samples.add(routed, pageOf(n), callers, slices.Concat(pages...)...)
-		s.samples.add(routed, wholeList(n), callers, whole...)
 	}
+	if callers == 1 {
+		start := time.Now()
+		_ = measure.Get(measure.ListVolumes(ctx, f.routed, wholePage, s.volumes))
+		s.samples.add(routed, wholeList, callers, time.Since(start))
+	}
+}
+
+// firstPages reads the first pages of the list of all volumes, and returns the duration of each page.
+func firstPages(ctx context.Context, c csi.ControllerClient, pageSize int) (pages measure.Durations, err error) {
+	token := ""
+	for range listPages {
+		start := time.Now()
+		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: int32(pageSize), StartingToken: token})
+		if err != nil {
+			return nil, err
+		}
+		pages.Add(time.Since(start))
+		if token = resp.GetNextToken(); token == "" {
+			break
+		}
+	}
+	return pages, nil
 }
 
 // overhead returns the time that the controller's driver adds to the median of a call.
@@ -133,12 +160,13 @@ func (s *size) calls() string {
 
 // lists returns a table of ListVolumes with each page size.
 func (s *size) lists() string {
-	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "max"}}
+	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99"}}
 	for _, n := range callers {
 		for _, entries := range pageSizes {
-			page, whole := s.samples[sampleKey{routed, pageOf(entries), n}], s.samples[sampleKey{routed, wholeList(entries), n}]
-			t.Row(fmt.Sprintf("pages of %d", entries), fmt.Sprint(n), millis(page.P50()), millis(page.At(99)), millis(whole.P50()), millis(whole.At(100)))
+			page := s.samples[sampleKey{routed, pageOf(entries), n}]
+			t.Row(fmt.Sprintf("pages of %d", entries), fmt.Sprint(n), millis(page.P50()), millis(page.At(99)))
 		}
 	}
-	return "### Lists\n\nIn milliseconds. Each caller reads the whole list.\n\n" + t.Text(true)
+	whole := s.samples[sampleKey{routed, wholeList, 1}].P50()
+	return fmt.Sprintf("### Lists\n\nIn milliseconds. Each caller reads up to %d pages. One caller reads the whole list in pages of %d in %s.\n\n%s", listPages, wholePage, seconds(whole), t.Text(true))
 }
