@@ -108,7 +108,7 @@ type Kubernetes struct {
 	// NodeLossDelay is the time after which the controller's driver releases the claims of a node that does not exist,
 	// if their class has onNodeLoss: release. If it is empty, no claims are released.
 	NodeLossDelay string `yaml:"nodeLossDelay"`
-	// Events enables the events of the controller's driver on claims.
+	// Events enables the events of the driver that serves the controller on claims and their pods.
 	Events bool `yaml:"events"`
 	// ProtectClaims lets the controller's driver protect the claims of classes with the parameter protect.
 	ProtectClaims bool `yaml:"protectClaims"`
@@ -116,6 +116,9 @@ type Kubernetes struct {
 
 // minNodeLossDelay leaves the Node object of a node that registers again the time to appear.
 const minNodeLossDelay = 10 * time.Second
+
+// events reports whether the driver that serves the controller creates events.
+func (c Config) events() bool { return c.Kubernetes != nil && c.Kubernetes.Events }
 
 // nodeLossDelay parses NodeLossDelay. It returns 0 if no claims are released.
 func (k *Kubernetes) nodeLossDelay() (time.Duration, error) {

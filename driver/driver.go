@@ -67,6 +67,8 @@ type Options struct {
 	Services []string // "controller", "node" or both
 	// DrainTime is the timeout of running calls at shutdown. 0 means 20 s.
 	DrainTime time.Duration
+	// HealthInterval is the time between two examinations of the volumes. 0 means 30 s.
+	HealthInterval time.Duration
 	// IdleTime is how long the driver runs without a connection before it ends. 0 means forever.
 	IdleTime time.Duration
 	Config   Config
@@ -140,6 +142,11 @@ type Driver struct {
 	nodeLoss *kube.NodeLoss
 	// transferEvents is nil unless this is the controller's driver, and events are enabled.
 	transferEvents *kube.TransferEvents
+	// examiner is nil if the Node service is not served, and nodeHealth unless this is the controller's driver.
+	examiner   *examiner
+	nodeHealth *nodeHealth
+	// healthEvents is nil unless the driver serves the controller, and events are enabled.
+	healthEvents *kube.HealthEvents
 	// lists answers the lists of volumes and snapshots for the report, without those of other nodes.
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
@@ -246,11 +253,12 @@ func (d *Driver) makeServers(background context.Context) {
 			Transfers: o.Kinds.Transfer,
 			Sign:      func(t transfer.Ticket) ([]byte, error) { return t.Sign(d.certificates) },
 		}
-		if k := d.config.Kubernetes; k != nil && k.Events {
+		if d.config.events() {
 			d.transferEvents = kube.NewTransferEvents(o.Name)
 			routing.OnTransfer = d.recordTransfer
 		}
 		d.router = router.New(background, routing)
+		d.nodeHealth = newNodeHealth(d.router)
 		started := time.Now()
 		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
@@ -269,7 +277,7 @@ func (d *Driver) makeServers(background context.Context) {
 		relay.Register(d.forwarded, service, relay.ControllerServices...)
 		relay.Register(d.server, service, relay.ControllerServices...) // for FlexVolume
 		d.lists = exports.Local                                        // the controller's driver lists the nfs pools
-		status.Register(d.forwarded, d.report)
+		status.Register(d.forwarded, d.report, d.examination)
 		csi.RegisterIdentityServer(d.forwarded, identityServer)
 	default:
 		relay.Register(d.server, exports, relay.ControllerServices...)
@@ -277,6 +285,9 @@ func (d *Driver) makeServers(background context.Context) {
 	csi.RegisterIdentityServer(d.server, identityServer)
 	if o.serves("node") {
 		d.serveNode(background, controller)
+	}
+	if o.serves("controller") && d.config.events() {
+		d.healthEvents = kube.NewHealthEvents(o.Name)
 	}
 }
 
@@ -290,7 +301,11 @@ func (d *Driver) serveNode(background context.Context, controller *controllerser
 	d.metrics.registry.MustRegister(d.trims)
 	node.HoldTrim = d.trims.Hold
 	d.node = node
-	relay.Register(d.server, &export.Relay{Pools: d.workers, Local: relay.Node(node)}, &csi.Node_ServiceDesc)
+	calls := &export.Relay{Pools: d.workers, Local: relay.Node(node)}
+	relay.Register(d.server, calls, &csi.Node_ServiceDesc)
+	d.examiner = d.newExaminer(calls)
+	d.metrics.registry.MustRegister(d.examiner)
+	status.Register(d.server, d.report, d.examination)
 	if k := d.config.Kubernetes; k != nil {
 		kubelet := kube.Kubelet{Dir: k.KubeletDir}
 		controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
@@ -335,6 +350,8 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 	tasks.Go(func() { d.pools.Run(pools) })
 	tasks.Go(func() {
 		defer closePools() // after the calls below, which use the pools
+		var health sync.WaitGroup
+		health.Go(func() { d.observeHealth(ctx) })
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
 			d.trims.start(d.config.Pools) //nolint:contextcheck // the trims have a context that Close ends
@@ -344,6 +361,10 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		<-ctx.Done()
 		if d.trims != nil {
 			d.trims.Close()
+		}
+		health.Wait()
+		if d.examiner != nil {
+			d.examiner.calling.Wait()
 		}
 	})
 	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
@@ -368,6 +389,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 			tasks.Go(func() { d.protectClaims(ctx) })
 		}
 		tasks.Go(func() { <-ctx.Done(); d.router.Wait() })
+	}
+	if d.healthEvents != nil {
+		tasks.Go(func() { d.healthEvents.Run(ctx, kube.InCluster) })
 	}
 	k := d.config.Kubernetes
 	if k == nil {

@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -41,11 +42,16 @@ func TestFrozenNames(t *testing.T) {
 	if strings.Contains(nodePage+controllerPage, "trivet_pool_published_volumes") {
 		t.Error("the pages contain trivet_pool_published_volumes, but nothing records the publications")
 	}
-	single := options(t, loop.Kind)
-	single.HTTPAddress = backendtest.FreeAddress(t)
-	backendtest.StartWith(t, single)
+	single := examining(t, options(t, loop.Kind))
+	s := backendtest.StartWith(t, single)
+	create(t, s, backendtest.Kind{FSType: "ext4"}, 16)
+	must(t, os.Rename(s.Pool(), s.Pool()+".away"))
+	awaitHealth(t, single, `reason="PoolUnavailable",severity="inaccessible"`)
+	_, unhealthyPage := get(t, single.HTTPAddress, "/metrics")
+	must(t, os.Rename(s.Pool()+".away", s.Pool()))
+	awaitHealth(t, single)
 	_, singlePage := get(t, single.HTTPAddress, "/metrics")
-	frozen.List(t, "metrics", frozen.Metrics(nodePage, controllerPage, singlePage))
+	frozen.List(t, "metrics", frozen.Metrics(nodePage, controllerPage, singlePage, unhealthyPage))
 	_, err := c.Router.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
 	must(t, err)
 }

@@ -38,6 +38,9 @@ func (d *Driver) report(ctx context.Context) status.Report {
 			defer mu.Unlock()
 			r.Add(part)
 		})
+		for node, found := range d.nodeHealth.last() {
+			r.AddHealth(node, found)
+		}
 	}
 	r.Sort()
 	return r
@@ -78,6 +81,10 @@ func (d *Driver) ownReport(ctx context.Context) status.Report {
 	}
 	if err := d.reportLists(ctx, &r); err != nil && process.Problem == "" {
 		process.Problem = err.Error()
+	}
+	if d.examiner != nil {
+		found, _ := d.examiner.last() // nothing before the first examination
+		r.AddHealth(d.options.NodeID, found)
 	}
 	r.Processes = []status.Process{process}
 	return r
@@ -186,7 +193,11 @@ func (d *Driver) reportLists(ctx context.Context, r *status.Report) error {
 	if err != nil {
 		return err
 	}
-	addHealth(r.Volumes, health)
+	var listed status.Examination
+	for _, h := range health {
+		listed.Volumes = append(listed.Volumes, healthOf(h))
+	}
+	r.AddHealth(d.options.NodeID, listed)
 	return nil
 }
 
@@ -221,19 +232,13 @@ func (d *Driver) reportSnapshot(s *csi.Snapshot) status.Snapshot {
 	return out
 }
 
-// addHealth adds the conditions of volumes. An entry without a readable record has its condition already.
-func addHealth(volumes []status.Volume, health []*csi.VolumeHealth) {
-	byID := map[string][]status.Health{}
-	for _, h := range health {
-		for _, e := range h.GetHealthStatuses() {
-			byID[h.GetVolumeId()] = append(byID[h.GetVolumeId()], status.Health{Status: e.GetStatus().String(), Reason: e.GetReason(), Message: e.GetMessage()})
-		}
+// healthOf converts the conditions of a volume.
+func healthOf(h *csi.VolumeHealth) status.Examined {
+	out := status.Examined{ID: h.GetVolumeId()}
+	for _, e := range h.GetHealthStatuses() {
+		out.Health = append(out.Health, status.Health{Status: e.GetStatus().String(), Reason: e.GetReason(), Message: e.GetMessage()})
 	}
-	for i, v := range volumes {
-		if v.ID != "" {
-			volumes[i].Health = byID[v.ID]
-		}
-	}
+	return out
 }
 
 // callsServed returns the calls of this process by method.

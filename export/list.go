@@ -28,6 +28,15 @@ func mergePages[E any](list relay.List[E]) func(context.Context, *Relay, proto.M
 	}
 }
 
+// Services returns the services of the configured nfs pools, by the names of the pools.
+func (r *Relay) Services() map[string]relay.Service {
+	services := map[string]relay.Service{}
+	for _, c := range r.Pools.options.Pools {
+		services[c.Name] = r.serviceOf(r.Pools.byName(c.Name))
+	}
+	return services
+}
+
 // serviceOf returns the service of a worker; Local if w is nil.
 func (r *Relay) serviceOf(w *Worker) relay.Service {
 	if w == nil {

@@ -22,6 +22,9 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}
 	paths := []string{req.GetStagingTargetPath(), req.GetVolumePublishPath()}
 	b, v, err := s.findMounted(ctx, req.GetVolumeId(), paths...)
+	if errors.Is(err, volume.ErrDamaged) { // the conditions contain the damage
+		v.ID, err = volume.ParseID(req.GetVolumeId())
+	}
 	if err != nil {
 		return s.outageHealth(req.GetVolumeId(), err)
 	}

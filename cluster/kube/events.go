@@ -18,16 +18,29 @@ const maxMessage = 1024
 
 // event is core/v1 Event.
 type event struct {
-	Metadata      Meta   `json:"metadata"`
-	Message       string `json:"message"`
-	LastTimestamp string `json:"lastTimestamp"`
-	Count         int64  `json:"count"`
+	Metadata      Meta            `json:"metadata"`
+	Involved      objectReference `json:"involvedObject"`
+	Type          string          `json:"type"`
+	Message       string          `json:"message"`
+	LastTimestamp string          `json:"lastTimestamp"`
+	Count         int64           `json:"count"`
+	Source        struct {
+		Component string `json:"component"`
+	} `json:"source"`
 }
 
-// age returns the time since the event was created or repeated.
-func (e event) age() time.Duration {
-	last, _ := time.Parse(time.RFC3339, e.LastTimestamp) // the zero time if another client has written the event
-	return time.Since(last)
+// objectReference is core/v1 ObjectReference.
+type objectReference struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid"`
+}
+
+// last returns the time at which the event was created or repeated: the zero time if another client has written it.
+func (e event) last() time.Time {
+	last, _ := time.Parse(time.RFC3339, e.LastTimestamp)
+	return last
 }
 
 // notice is the content of an event.
@@ -39,6 +52,8 @@ type notice struct {
 	// warning is true for the type Warning, and false for Normal.
 	warning         bool
 	reason, message string
+	// labels and annotations are those of the Event object.
+	labels, annotations map[string]any
 }
 
 // eventName returns the name of an event that is derived from some texts.
@@ -55,7 +70,7 @@ func (c *Client) createEvent(ctx context.Context, driver string, n notice) error
 		level = "Warning"
 	}
 	return create(ctx, c.api.Resource(events).Namespace(namespace), "v1", "Event", map[string]any{
-		"metadata":       map[string]any{"name": n.name, "namespace": namespace},
+		"metadata":       map[string]any{"name": n.name, "namespace": namespace, "labels": n.labels, "annotations": n.annotations},
 		"involvedObject": map[string]any{"apiVersion": "v1", "kind": n.kind, "namespace": n.of.Namespace, "name": n.of.Name, "uid": n.of.UID},
 		"type":           level, "reason": n.reason, "message": shortened(n.message),
 		"source": map[string]any{"component": driver}, "firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
@@ -71,7 +86,7 @@ func (c *Client) recordEvent(ctx context.Context, driver string, n notice, inter
 	}
 	resource := c.api.Resource(events).Namespace(cmp.Or(n.of.Namespace, metav1.NamespaceDefault))
 	known, err := get[event](ctx, resource, n.name)
-	if err != nil || known.age() < interval {
+	if err != nil || time.Since(known.last()) < interval {
 		return absent(err)
 	}
 	_, err = patch[event](ctx, resource, known.Metadata, map[string]any{"message": shortened(n.message), "lastTimestamp": eventTime(), "count": known.Count + 1})

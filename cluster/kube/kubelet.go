@@ -2,7 +2,9 @@ package kube
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -77,4 +79,54 @@ func shared(e *mount.Entry) bool {
 		}
 	}
 	return false
+}
+
+// StagedVolume is a volume that the kubelet has staged.
+type StagedVolume struct {
+	// Handle is the ID of the volume.
+	Handle string
+	// Path is the staging path of a filesystem volume. It is empty for a raw device.
+	Path string
+}
+
+// stagedRecord contains the fields in use of the kubelet's record of a staged volume (saveVolumeData in
+// k8s.io/kubernetes/pkg/volume/csi).
+type stagedRecord struct {
+	Driver string `json:"driverName"`
+	Handle string `json:"volumeHandle"`
+}
+
+// Staged returns the volumes of a driver that the kubelet has staged. The kubelet writes the record of a volume before it
+// stages the volume, and removes it afterwards. An unreadable record is ignored, because the kubelet may be writing it.
+func (k Kubelet) Staged(driver string) []StagedVolume {
+	plugins := filepath.Join(k.Dir, "plugins/kubernetes.io/csi")
+	var staged []StagedVolume
+	for _, name := range names(filepath.Join(plugins, driver)) {
+		dir := filepath.Join(plugins, driver, name)
+		if r := readStaged(dir); r.Driver == driver {
+			staged = append(staged, StagedVolume{r.Handle, filepath.Join(dir, "globalmount")})
+		}
+	}
+	for _, name := range names(filepath.Join(plugins, "volumeDevices")) {
+		if r := readStaged(filepath.Join(plugins, "volumeDevices", name, "data")); r.Driver == driver {
+			staged = append(staged, StagedVolume{Handle: r.Handle})
+		}
+	}
+	return staged
+}
+
+// names returns the names in a directory; none if it does not exist.
+func names(dir string) (all []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func readStaged(dir string) (r stagedRecord) {
+	if b, err := os.ReadFile(filepath.Join(dir, "vol_data.json")); err == nil {
+		_ = json.Unmarshal(b, &r) // r has no driver then
+	}
+	return r
 }

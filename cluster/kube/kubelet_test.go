@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,4 +75,29 @@ func isPrecondition(err error, text string) bool {
 		return err == nil
 	}
 	return errors.Is(err, volume.ErrPrecondition) && strings.Contains(err.Error(), text)
+}
+
+// TestStaged: the records of the kubelet name the staged volumes of the driver. Torn records and those of other drivers are ignored.
+func TestStaged(t *testing.T) {
+	dir := t.TempDir()
+	record := func(at, content string) {
+		path := filepath.Join(dir, "plugins/kubernetes.io/csi", at)
+		if err := errors.Join(os.MkdirAll(path, 0o700), os.WriteFile(filepath.Join(path, "vol_data.json"), []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := (kube.Kubelet{Dir: dir}).Staged("d"); len(got) != 0 {
+		t.Errorf("got %+v without records, want none", got)
+	}
+	record("d/0123", `{"driverName": "d", "volumeHandle": "loop:p.01234567:a", "specVolID": "pv"}`)
+	record("d/4567", `{"driverName": "d", "vol`)
+	record("other/0123", `{"driverName": "other", "volumeHandle": "b"}`)
+	record("volumeDevices/pv-c/data", `{"driverName": "d", "volumeHandle": "c"}`)
+	record("volumeDevices/pv-e/data", `{"driverName": "other", "volumeHandle": "e"}`)
+	want := []kube.StagedVolume{
+		{Handle: "loop:p.01234567:a", Path: filepath.Join(dir, "plugins/kubernetes.io/csi/d/0123/globalmount")}, {Handle: "c"},
+	}
+	if got := (kube.Kubelet{Dir: dir}).Staged("d"); !slices.Equal(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
 }

@@ -48,6 +48,11 @@ func (s *Server) Serves(node, pool, uuid string) bool {
 	return n != nil && n.name == node
 }
 
+// Owns reports whether a node is recorded as the owner of a node-local pool, also while the pool is not open.
+func (s *Server) Owns(node, pool, uuid string) bool {
+	return s.nodes.owner(poolKey{pool, uuid}) == node
+}
+
 // explainedConn is a connection to a node whose errors name the node.
 type explainedConn struct{ *node }
 

@@ -169,6 +169,58 @@ type Health struct {
 	Message string `json:"message,omitempty"`
 }
 
+// Examination is the result of the last examination of the volumes of a node: those in its pools, and those of NFS
+// servers that are staged on it.
+type Examination struct {
+	// Volumes are the volumes with adverse conditions.
+	Volumes []Examined `json:"volumes,omitempty"`
+	// Unexamined are the names of the pools whose volumes could not be examined.
+	Unexamined []string `json:"unexamined,omitempty"`
+}
+
+// Examined is a volume with adverse conditions.
+type Examined struct {
+	ID     string   `json:"id"`
+	Health []Health `json:"health"`
+}
+
+// AddHealth adds the conditions of an examination to the volumes, unless they have a condition with the same reason. It adds
+// the volumes that the report lacks, because their pool cannot be read.
+func (r *Report) AddHealth(node string, e Examination) {
+	if len(e.Volumes) == 0 {
+		return
+	}
+	at := map[string]int{}
+	for i, v := range r.Volumes {
+		at[v.ID] = i
+	}
+	for _, found := range e.Volumes {
+		i, ok := at[found.ID]
+		if !ok {
+			i = len(r.Volumes)
+			r.Volumes, at[found.ID] = append(r.Volumes, unlisted(node, found.ID)), i
+		}
+		v := &r.Volumes[i]
+		for _, h := range found.Health {
+			if !slices.ContainsFunc(v.Health, func(have Health) bool { return have.Reason == h.Reason }) {
+				v.Health = append(v.Health, h)
+			}
+		}
+	}
+}
+
+// unlisted returns a volume of which only the ID is known. node is the node of its pool.
+func unlisted(node, text string) Volume {
+	v := Volume{ID: text, Name: text, UsedBytes: -1}
+	if id, err := volume.ParseID(text); err == nil {
+		v.Name, v.Pool, v.Backend = id.Name, id.Pool, id.Backend
+		if !id.Shared() {
+			v.Node = node
+		}
+	}
+	return v
+}
+
 // Snapshot is a snapshot, or a member of a group snapshot.
 type Snapshot struct {
 	ID        string    `json:"id"`

@@ -3,9 +3,12 @@ package status_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,7 +16,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/cluster/status"
 )
@@ -88,15 +93,20 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestTransfer: Fetch returns the report that Register serves, and survives a source that panics.
+// TestTransfer: Fetch and FetchExamination return what Register serves, and survive a source that panics.
 func TestTransfer(t *testing.T) {
-	fail := true
+	fail, examined := true, false
 	server := grpc.NewServer()
 	status.Register(server, func(context.Context) status.Report {
 		if fail {
 			panic("broken")
 		}
 		return sample()
+	}, func() (status.Examination, error) {
+		if !examined {
+			return status.Examination{}, errors.New("not yet")
+		}
+		return examination(), nil
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -113,6 +123,45 @@ func TestTransfer(t *testing.T) {
 	must(t, err)
 	if got, want := text(t, r), text(t, sample()); got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+	if e, err := status.FetchExamination(t.Context(), conn); grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("got %+v, %v before the first examination, want Unavailable", e, err)
+	}
+	examined = true
+	e, err := status.FetchExamination(t.Context(), conn)
+	if must(t, err); !reflect.DeepEqual(e, examination()) {
+		t.Errorf("got %+v, want %+v", e, examination())
+	}
+}
+
+// examination contains conditions of a listed volume, of one whose pool is not open, and of a static volume.
+func examination() status.Examination {
+	return status.Examination{
+		Volumes: []status.Examined{
+			{ID: volume, Health: []status.Health{{Status: "DEGRADED", Reason: "PoolAlmostFull"}, {Status: "DEGRADED", Reason: "FilesystemErrors"}}},
+			{ID: "loop:slow.01234567:pvc-2", Health: []status.Health{{Status: "INACCESSIBLE", Reason: "PoolUnavailable"}}},
+			{ID: "nas/export", Health: []status.Health{{Status: "INACCESSIBLE", Reason: "ServerSilent"}}},
+		},
+		Unexamined: []string{"slow"},
+	}
+}
+
+// TestAddHealth: a volume has each reason once, and a volume that the report lacks is added.
+func TestAddHealth(t *testing.T) {
+	r := sample()
+	r.AddHealth("a", examination())
+	r.AddHealth("b", examination())
+	var got []string
+	for _, v := range r.Volumes {
+		row := fmt.Sprintf("%s %s %s %s", v.Node, v.Pool, v.Backend, v.Name)
+		for _, h := range v.Health {
+			row += " " + h.Reason
+		}
+		got = append(got, row)
+	}
+	want := []string{"a fast  pvc-1 PoolAlmostFull FilesystemErrors", "a slow loop pvc-2 PoolUnavailable", "   nas/export ServerSilent"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got volumes %q, want %q", got, want)
 	}
 }
 

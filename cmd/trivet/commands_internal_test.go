@@ -115,7 +115,7 @@ func TestInlinePod(t *testing.T) {
 	if inline.Pod != "shop/web" || claimed.Pod != "" {
 		t.Errorf("got pods %q and %q, want shop/web and none", inline.Pod, claimed.Pod)
 	}
-	all := volumeTable([]status.Volume{inline, claimed})
+	all := volumeTable([]status.Volume{inline, claimed}, false)
 	at := slices.IndexFunc(all.columns, func(c tableColumn) bool { return c.name == "POD" })
 	if at < 0 || !slices.Equal(all.columns[at].cells, []string{"shop/web", "-"}) {
 		t.Errorf("got table %+v, want the column POD with shop/web and -", all)

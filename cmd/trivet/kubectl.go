@@ -295,7 +295,7 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 	text := func(name string, wide bool, of func(kubectl.Volume) string) column[kubectl.Volume] {
 		return column[kubectl.Volume]{name: name, wide: wide, cell: func(v kubectl.Volume) string { return cmp.Or(of(v), "-") }}
 	}
-	health := text("HEALTH", false, healthText)
+	health := text("HEALTH", false, func(v kubectl.Volume) string { return healthText(v.Volume) })
 	health.color = func(v kubectl.Volume) color { return goodIf(len(v.Health) == 0) }
 	return newTable(
 		all,
@@ -321,7 +321,7 @@ func clusterVolumeTable(all []kubectl.Volume) table {
 	)
 }
 
-func healthText(v kubectl.Volume) string {
+func healthText(v status.Volume) string {
 	if len(v.Health) == 0 {
 		return "ok"
 	}

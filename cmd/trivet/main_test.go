@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // program is the trivet program that the tests run.
@@ -344,6 +345,23 @@ func TestVolumesAndDoctor(t *testing.T) {
 	if out := p.run(t, "doctor", "--endpoint", "unix:///nowhere"); !strings.Contains(out, "no driver runs there") {
 		t.Errorf("doctor without the driver: got %s, want that no driver runs", out)
 	}
+	images, err := filepath.Glob(filepath.Join(p.state, "pools/default/volumes/*", pool.ImageFile))
+	if err != nil || len(images) != 1 {
+		t.Fatalf("got images %q, %v; want one", images, err)
+	}
+	must(t, os.Rename(images[0], images[0]+".away"))
+	p = startWith(t, os.Getenv("PATH"), p.config, p.state)
+	for deadline := time.Now().Add(20 * time.Second); ; { // the driver examines its volumes when it has started
+		// The exit status is 1, because the image is also a problem of the pool.
+		out, _ := exec.Command(program, "volumes", "--config", p.config, "--state-dir", p.state, "--endpoint", p.endpoint).Output()
+		if strings.Contains(string(out), "DATA_LOSS ImageMissing") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("volumes: got %s, want the health of the volume without an image", out)
+		}
+	}
+	must(t, os.Rename(images[0]+".away", images[0]))
 }
 
 // TestVolumesElsewhere: trivet volumes lists directories and whole disks. It also lists directories after their

@@ -65,12 +65,17 @@ The exit status is 1 if a volume was not trimmed.`,
 
 // requestTrim requests the driver at a socket to trim volumes.
 func requestTrim(ctx context.Context, socket string, r driver.TrimRequest) ([]driver.TrimResult, error) {
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := dialDriver(socket)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
 	return driver.Trim(ctx, conn, r)
+}
+
+// dialDriver returns a connection to the driver at a socket.
+func dialDriver(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 }
 
 func trimProblem(results []driver.TrimResult) error {

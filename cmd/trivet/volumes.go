@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/doctor"
+	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -38,7 +39,8 @@ directories have no state. publishedTo are the nodes to which the volume is
 controller-published. pod is the pod of an inline volume. namespace is the namespace
 whose pods can mount the volume by FlexVolume. device is the loop device of an image
 that is staged on this node, or the whole disk. problem is the reason why the pool or
-the volume cannot be used.
+the volume cannot be used. health are the conditions that the driver at --endpoint has
+found in its last examination; without a running driver there are none.
 
 The exit status is 1 if a pool, a record or the loop devices cannot be read; all other
 volumes are listed anyway. The time limit for a pool is 20 seconds.`,
@@ -49,8 +51,13 @@ volumes are listed anyway. The time limit for a pool is 20 seconds.`,
   trivet volumes -o yaml --config /etc/trivet/flexvolume.yaml --state-dir /var/lib/trivet/flexvolume`,
 	}
 	path, stateDir := configFlag(cmd), stateDirFlag(cmd)
+	endpoint := endpointFlag(cmd)
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		socket, err := driver.SocketPath(*endpoint)
+		if err != nil {
+			return fmt.Errorf("--endpoint: %w", err)
+		}
 		config, err := loadConfig(*path, filepath.Clean(*stateDir))
 		if err != nil {
 			return err
@@ -58,9 +65,27 @@ volumes are listed anyway. The time limit for a pool is 20 seconds.`,
 		bar := startProgress(cmd.ErrOrStderr())
 		all, incomplete := listPools(config.Pools, filepath.Clean(*stateDir), bar)
 		bar.end()
-		return errors.Join(out.write(all, volumeTable(all)), incomplete)
+		r := status.Report{Volumes: all}
+		found, err := requestExamination(cmd.Context(), socket)
+		r.AddHealth("", found)
+		return errors.Join(out.write(r.Volumes, volumeTable(r.Volumes, err == nil)), incomplete)
 	}
 	return cmd
+}
+
+// examinationPatience limits the wait for the driver, which answers at once if it runs.
+const examinationPatience = 2 * time.Second
+
+// requestExamination returns the result of the last examination of the driver at a socket.
+func requestExamination(ctx context.Context, socket string) (status.Examination, error) {
+	conn, err := dialDriver(socket)
+	if err != nil {
+		return status.Examination{}, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, examinationPatience)
+	defer cancel()
+	return status.FetchExamination(ctx, conn)
 }
 
 // listPools returns the volumes of all pools. The error states that the list is incomplete.
@@ -139,8 +164,8 @@ func newListed(pool string, e pool.Entry, devices map[string]string) status.Volu
 	return l
 }
 
-// volumeTable returns the table of volumes. Empty cells contain "-".
-func volumeTable(all []status.Volume) table {
+// volumeTable returns the table of volumes. Empty cells contain "-", also those of the health of volumes that were not examined.
+func volumeTable(all []status.Volume, examined bool) table {
 	text := func(name string, cell func(status.Volume) string) column[status.Volume] {
 		return column[status.Volume]{name: name, cell: func(v status.Volume) string { return cmp.Or(cell(v), "-") }}
 	}
@@ -149,6 +174,13 @@ func volumeTable(all []status.Volume) table {
 		c.wide = true
 		return c
 	}
+	health := text("HEALTH", func(v status.Volume) string {
+		if !examined || v.ID == "" {
+			return ""
+		}
+		return healthText(v)
+	})
+	health.color = healthColor
 	problem := text("PROBLEM", func(v status.Volume) string { return v.Problem })
 	problem.color = problemColor
 	return newTable(
@@ -166,8 +198,16 @@ func volumeTable(all []status.Volume) table {
 		text("POD", func(v status.Volume) string { return v.Pod }),
 		wide("NAMESPACE", func(v status.Volume) string { return v.Namespace }),
 		text("DEVICE", func(v status.Volume) string { return v.Device }),
+		health,
 		problem,
 	)
+}
+
+func healthColor(v status.Volume) color {
+	if len(v.Health) > 0 {
+		return red
+	}
+	return noColor
 }
 
 func problemColor(v status.Volume) color {

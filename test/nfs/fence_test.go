@@ -32,11 +32,13 @@ func testDeclaredDead(t *testing.T, p pair) {
 	if found := p.first.health(t, v); !slices.Contains(found, "LockLost") {
 		t.Errorf("got health reasons %q on the first node, want LockLost", found)
 	}
+	p.first.awaitExamined(t, v, "LockLost", true)
 	w.finish(t)
 	must(t, p.first.unpublish(t, v))
 	wantCode(t, p.first.stage(t, v), codes.FailedPrecondition, "node-2")
 	wantCode(t, p.first.publish(t, v), codes.FailedPrecondition, "node-2")
 	must(t, p.first.unstage(t, v))
+	p.first.awaitExamined(t, v, "LockLost", false)
 	wantCode(t, p.first.stage(t, v), codes.FailedPrecondition, "node-2")
 	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	report "github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
@@ -37,6 +38,9 @@ const (
 	// waitTimeout is the maximum duration of each wait. It is far more than any step takes, because the
 	// virtual machine is slow.
 	waitTimeout = 2 * time.Minute
+
+	// healthTime is the time after which the metrics and the reports of a node show a condition, or its end.
+	healthTime = 90 * time.Second
 
 	mib = int64(1) << 20
 )
@@ -467,6 +471,21 @@ func (m *machine) expand(t *testing.T, v *vol, size int64) error {
 func (m *machine) getVolume(t *testing.T, v *vol) error {
 	_, err := m.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: v.id})
 	return err
+}
+
+// awaitExamined waits until the last examination of the node has found the condition of a volume, or has not found it.
+func (m *machine) awaitExamined(t *testing.T, v *vol, reason string, found bool) {
+	t.Helper()
+	must(t, retry.For(t.Context(), healthTime, func() (bool, error) {
+		e, err := report.FetchExamination(deadline(t), m.conn)
+		has := slices.ContainsFunc(e.Volumes, func(x report.Examined) bool {
+			return x.ID == v.id && slices.ContainsFunc(x.Health, func(h report.Health) bool { return h.Reason == reason })
+		})
+		if err == nil && has != found {
+			err = fmt.Errorf("got the examination %+v, want %s of %s: %t", e, reason, v.id, found)
+		}
+		return err != nil, err
+	}))
 }
 
 func (m *machine) getVolumeHealth(t *testing.T, v *vol) error {

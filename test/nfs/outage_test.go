@@ -448,6 +448,7 @@ func (s *outageTest) testLong(t *testing.T) {
 	}
 	s.tearDown(t, killed)
 	s.wantSilent(t)
+	s.awaitExamined(t, s.directories[0], "ServerSilent", true)
 	s.noteThreads(after)
 	for v, w := range s.writers {
 		if slices.Contains(s.unaffected, v) {
@@ -468,6 +469,7 @@ func (s *outageTest) testLong(t *testing.T) {
 		s.mount(t, v)
 		w.wantRecords(t, w.path)
 	}
+	s.awaitExamined(t, s.directories[0], "ServerSilent", false)
 	s.wantRecovered(t, atFirst)
 }
 

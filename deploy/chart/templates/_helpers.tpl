@@ -149,7 +149,9 @@ kubernetes:
   kubeletDir: {{ .Values.kubeletDir }}
   startupTaint: {{ .Values.config.startupTaint }}
   nfs: {{ not (empty (include "trivet.nfs" .)) }}
-{{- if ne .Values.shape "oneNode" }}
+{{- if eq .Values.shape "oneNode" }}
+  events: true
+{{- else }}
   authority: {{ include "trivet.authority" . }}
 {{- end }}
 {{- end -}}

@@ -178,15 +178,24 @@ Kubernetes allows list and watch only in requests that select the name. */}}
   verbs: [approve, sign]
 {{- end -}}
 
-{{/* For events on claims. */}}
+{{/* For events on claims and their pods. */}}
 {{- define "trivet.eventClusterRules" -}}
 # Driver: creates events on claims in all namespaces, and repeats them. Their state is only in the API.
+- apiGroups: [""]
+  resources: [persistentvolumes]
+  verbs: [list]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [get, create, patch]
+  verbs: [get, list, create, patch]
+{{- if .Values.controller.podEvents }}
+# Driver: finds the pods that use a claim.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- end }}
 {{- end -}}
 
 {{/* For the release of the claims of lost nodes. */}}
