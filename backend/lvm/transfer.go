@@ -258,15 +258,13 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err := backend.ReceiveContent(ctx, stream, partial, nil, j); err != nil {
 		return err
 	}
-	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return finishReceived(dir, device, m) })
+	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return finishReceived(dir, device, v, m) })
 }
 
 // finishReceived completes the folder of a volume whose content was received.
-func finishReceived(dir *os.Root, device *os.File, m volume.Manifest) error {
-	if m.Formatted {
-		if err := pool.MarkCloned(dir); err != nil {
-			return err
-		}
+func finishReceived(dir *os.Root, device *os.File, v volume.Volume, m volume.Manifest) error {
+	if err := backend.MarkCopied(dir, v, m.Volume(), m.Formatted); err != nil {
+		return err
 	}
 	if m.Encryption != nil {
 		encrypted, err := luks.HasHeader(device)
