@@ -153,15 +153,37 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	return o, err
 }
 
-// CheckDevice returns ErrInvalid if spec requests another volume mode or filesystem than the origin has.
+// CheckDevice returns ErrInvalid if spec requests another filesystem than the origin has, or a clone with another
+// volume mode. A volume from a snapshot can have another mode. Kubernetes allows that only for snapshots that the
+// administrator has annotated.
 func (o *Origin) CheckDevice(spec volume.Spec) error {
 	switch {
+	case spec.Block() != o.Volume.Block && spec.Source.Snapshot:
 	case spec.Block() != o.Volume.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capabilities request block %t, %v has block %t: request the same", spec.Block(), spec.Source, o.Volume.Block)
 	case spec.NamesFSType() && spec.FSType() != o.Volume.FSType:
 		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s request filesystem %s, %v has %s: request that, or none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
 	}
 	return o.Volume.Encryption.SameEncryption(spec.Parameters, spec.Source)
+}
+
+// SetDevice sets the volume mode, the filesystem, the sector size and the encryption of a new volume with the content
+// of the origin.
+func (o *Origin) SetDevice(v *volume.Volume, spec volume.Spec) {
+	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
+	v.SectorSize, v.Encryption = o.Volume.SectorSize, o.Volume.Encryption
+	if spec.Block() != v.Block {
+		v.Block, v.FSType = spec.Block(), spec.FSType()
+	}
+}
+
+// MarkCopied records in the folder of a new volume in tmp that its filesystem is a copy (pool.MarkCloned). formatted
+// reports whether the origin is a complete filesystem. The content of a raw origin is never formatted.
+func MarkCopied(dir *os.Root, v, origin volume.Volume, formatted bool) error {
+	if v.Block || !formatted && !origin.Block {
+		return nil
+	}
+	return pool.MarkCloned(dir)
 }
 
 // Choose returns the capacity of the new volume (volume.Range.Choose). It returns ErrOutOfRange if the

@@ -121,11 +121,9 @@ func (noTarget) WriteZeros(clone.Range) error { return nil }
 func (noTarget) Verified(int64) error { return nil }
 
 // ReceivedOnDevice makes what was received on the device of a volume durable, and records in the volume's folder what it is.
-func ReceivedOnDevice(dir *os.Root, device *os.File, m volume.Manifest) error {
-	if m.Formatted {
-		if err := pool.MarkCloned(dir); err != nil {
-			return err
-		}
+func ReceivedOnDevice(dir *os.Root, device *os.File, v volume.Volume, m volume.Manifest) error {
+	if err := MarkCopied(dir, v, m.Volume(), m.Formatted); err != nil {
+		return err
 	}
 	if m.Encryption != nil {
 		encrypted, err := luks.HasHeader(device)

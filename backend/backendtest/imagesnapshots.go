@@ -129,6 +129,32 @@ func testClone(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, c.data(c.target), pattern(111))
 }
 
+// testVolumeModes restores the snapshot of a filesystem as a raw device, and the snapshot of that device as a filesystem.
+// The content of a device without a filesystem is not changed.
+func testVolumeModes(t *testing.T, d *Driver, kind Kind) {
+	raw := kind
+	raw.FSType, raw.Features = "", kind.Features&^Filesystem|Block
+	l := newVolume(t, d, kind, multiWriter)
+	l.stageAndPublish(t)
+	write(t, l.data(l.target), pattern(78))
+	l.unpublishAndUnstage(t)
+	device := d.newCopy(t, raw, fromSnapshot(l.snapshot(t)), 0)
+	again := d.newCopy(t, kind, fromSnapshot(device.snapshot(t)), 0)
+	again.stageAndPublish(t)
+	wantContent(t, again.data(again.target), pattern(78))
+	l.stageAndPublish(t)
+	wantDifferentUUIDs(t, l, again)
+
+	device.stageAndPublish(t)
+	write(t, device.data(device.target), pattern(79)) // overwrites the superblock
+	device.unpublishAndUnstage(t)
+	none := d.newCopy(t, kind, fromSnapshot(device.snapshot(t)), 0)
+	wantCode(t, none.stage(t.Context()), codes.DataLoss, "nothing was changed")
+	kept := d.newCopy(t, raw, fromSnapshot(none.snapshot(t)), 0)
+	kept.stageAndPublish(t)
+	wantContent(t, kept.data(kept.target), pattern(79))
+}
+
 // testCloneStates clones a volume that was never staged, one that is in use, and one that is not in use.
 func testCloneStates(t *testing.T, d *Driver, kind Kind) {
 	l := newVolume(t, d, kind, multiWriter)

@@ -210,10 +210,12 @@ func testContentSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContent
 				r.VolumeCapabilities[0].GetMount().FsType = ""
 				r.Parameters["csi.storage.k8s.io/fstype"] = other.FSType
 			}, codes.InvalidArgument, kind.FSType},
-			row{"raw device", func(r *csi.CreateVolumeRequest) {
-				r.VolumeCapabilities = []*csi.VolumeCapability{Kind{}.Capability(multiWriter)}
-			}, codes.InvalidArgument, "block"},
 		)
+	}
+	if kind.Has(Filesystem) && of.GetVolume() != nil {
+		rows = append(rows, row{"raw device", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities = []*csi.VolumeCapability{Kind{}.Capability(multiWriter)}
+		}, codes.InvalidArgument, "block"})
 	}
 	for _, tc := range rows {
 		t.Run(tc.name, func(t *testing.T) {

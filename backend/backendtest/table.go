@@ -77,6 +77,7 @@ var table = []row{
 	{"SnapshotRequests", Snapshots, testSnapshotRequests},
 	{"SnapshotList", Snapshots, testSnapshotList},
 	{"ContentSources", Snapshots, testContentSources},
+	{"VolumeModes", Filesystem | Snapshots, testVolumeModes},
 	{"ParallelSnapshots", Snapshots, testParallelSnapshots},
 	{"LiveSnapshot", Device | LiveCopies, testLiveSnapshot},
 	{"RawDeviceInUse", Image | Block | RestCopies, testRawDeviceInUse},

@@ -120,7 +120,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 		}
 	}
 	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error {
-		if err := backend.ReceivedOnDevice(dir, device, m); err != nil {
+		if err := backend.ReceivedOnDevice(dir, device, v, m); err != nil {
 			return err
 		}
 		d, err := storageOf(p).locateForChange(v)

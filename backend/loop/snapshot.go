@@ -349,8 +349,8 @@ func (b *Backend) newCopy(p *pool.Pool, spec volume.Spec, o *backend.Origin) (vo
 	if v.Capacity, err = o.Choose(spec, bounds); err != nil {
 		return volume.Volume{}, err
 	}
-	v.Block, v.FSType, v.SectorSize = o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
-	v.Section, v.Encryption = sectionFor(spec.Parameters), o.Volume.Encryption
+	o.SetDevice(&v, spec)
+	v.Section = sectionFor(spec.Parameters)
 	return v, nil
 }
 
@@ -365,19 +365,17 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	if err != nil {
 		return err
 	}
-	return finishCopy(dir, to, v, formatted)
+	return finishCopy(dir, to, v, o.Volume, formatted)
 }
 
-// finishCopy completes the folder of a volume whose image is a copy. formatted reports whether the image contains a complete
-// filesystem.
-func finishCopy(dir *os.Root, to *os.File, v volume.Volume, formatted bool) error {
+// finishCopy completes the folder of a volume whose image is a copy of an origin. formatted reports whether the image
+// contains a complete filesystem.
+func finishCopy(dir *os.Root, to *os.File, v, origin volume.Volume, formatted bool) error {
 	if err := resize(to, v.StorageSize(), allocationOf(v)); err != nil {
 		return err
 	}
-	if formatted {
-		if err := pool.MarkCloned(dir); err != nil {
-			return err
-		}
+	if err := backend.MarkCopied(dir, v, origin, formatted); err != nil {
+		return err
 	}
 	if v.Encryption != nil {
 		encrypted, err := luks.HasHeader(to)

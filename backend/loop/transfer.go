@@ -165,7 +165,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 		return err
 	}
 	return partial.Commit(ctx, func(dir *os.Root, image *os.File) error {
-		err := finishCopy(dir, image, v, m.Formatted)
+		err := finishCopy(dir, image, v, m.Volume(), m.Formatted)
 		if err == nil && allocationOf(v) == thin {
 			err = pool.MarkReceived(dir, image, m)
 		}

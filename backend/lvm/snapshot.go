@@ -468,8 +468,7 @@ func (b *Backend) newCopy(p *pool.Pool, spec volume.Spec, from *backend.Origin) 
 	}
 	s := storageOf(p)
 	v = b.NewVolume(p, spec)
-	v.Block, v.FSType, v.SectorSize = from.Volume.Block, from.Volume.FSType, from.Volume.SectorSize
-	v.Encryption = from.Volume.Encryption
+	from.SetDevice(&v, spec)
 	if v.Capacity, err = from.Choose(spec, s.bounds(v)); err != nil {
 		return v, err
 	}
@@ -543,8 +542,8 @@ func (s *storage) fill(ctx context.Context, dir *os.Root, v volume.Volume, sec *
 		return err
 	})
 	crashpoint.Here(crashpoint.CreateImage)
-	if err == nil && o.formatted {
-		err = pool.MarkCloned(dir)
+	if err == nil {
+		err = backend.MarkCopied(dir, v, o.volume, o.formatted)
 	}
 	if err == nil && v.Encryption != nil {
 		err = pool.MarkContainerCopied(dir)

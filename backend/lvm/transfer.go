@@ -305,7 +305,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 			return err
 		}
 	}
-	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return backend.ReceivedOnDevice(dir, device, m) })
+	return partial.Commit(ctx, func(dir *os.Root, device *os.File) error { return backend.ReceivedOnDevice(dir, device, v, m) })
 }
 
 // reception is the logical volume of a volume that is being received. It implements pool.ReceivedData.

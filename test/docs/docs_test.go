@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,7 +62,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	run := map[string]bool{}
-	for _, s := range slices.Concat(docs.Machine, docs.Cluster) {
+	for _, s := range slices.Concat(docs.Machine, docs.Cluster, slices.Collect(maps.Values(docs.Parts))) {
 		for _, step := range s.Steps {
 			run[step.Block] = true
 		}

@@ -173,6 +173,18 @@ kubectl delete pod/reader pvc/old --timeout=3m; rm new.yaml`),
 	}},
 }
 
+// Parts contains the sessions that tests of test/e2e run between their own steps, by name. The tests set the variables.
+var Parts = map[string]Session{
+	"volume mode": {Steps: []Step{block("docs/snapshots.md#restore-with-another-volume-mode", "CONTENT", `"$CONTENT"`)}},
+	"velero install": {Steps: []Step{
+		block("docs/operations/backup.md#velero"),
+		shell(rolledOut),
+		block("docs/operations/backup.md#velero.2", "https://s3.example.com", `"$S3_URL"`, "--secret-file credentials", `--secret-file "$CREDENTIALS"`),
+	}},
+	"velero backup":  {Steps: []Step{block("docs/operations/backup.md#velero.3", "monday", `"$BACKUP"`)}},
+	"velero restore": {Steps: []Step{block("docs/operations/backup.md#velero.4", "monday", `"$BACKUP"`)}},
+}
+
 // rolledOut waits until the pods of the driver are ready.
 const rolledOut = `for w in daemonset/trivet-node deployment/trivet-controller; do kubectl -n trivet-system rollout status $w --timeout=3m; done`
 
@@ -187,6 +199,7 @@ const (
 	needsDisks   = "needs whole disks that move between two machines"
 	needsMapper  = "needs the device mapper; rows of the conformance tests run the same commands, in the guest encryption"
 	needsLogical = "needs volumes of TopoLVM or lvm-localpv; row TakenOver of the conformance tests takes over such logical volumes"
+	needsRestic  = "needs restic and the manifests of another page"
 	needsRelease = "needs a published release; TestRelease of test/release runs the same commands with its own registry"
 )
 
@@ -202,6 +215,8 @@ var Nowhere = map[string]string{
 	"README.md#install.2":                                 "runs all tests, this one too",
 
 	"examples/volume-manager/README.md#add-volumes.2": "needs podman and a registry; TestExamples of test/volumemanager checks the paths",
+	"docs/operations/backup.md#without-kubernetes":    needsRestic,
+	"docs/operations/backup.md#without-kubernetes.2":  needsRestic,
 	"docs/releasing.md#verify-a-release":              needsRelease,
 	"docs/releasing.md#verify-a-release.2":            needsRelease,
 	"docs/releasing.md#verify-a-release.3":            needsRelease,

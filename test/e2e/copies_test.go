@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 )
@@ -97,10 +96,5 @@ func TestCopies(t *testing.T) {
 		t.Errorf("local-only: the volume is on %s, want %s", at, from)
 	}
 	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
-	for _, n := range nodes() {
-		eventually(t, 2*time.Minute, "the pool of "+n.name+" is empty", func() (string, bool) {
-			left := n.leftLimited()
-			return strings.Join(left, "; "), len(left) == 0
-		})
-	}
+	checkLimitedEmpty(t)
 }

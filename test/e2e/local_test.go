@@ -172,6 +172,17 @@ func (n node) leftLimited() []string {
 	return append(left, slices.DeleteFunc(devices, func(device string) bool { return loopInfo(device).Device != st.Dev })...)
 }
 
+// checkLimitedEmpty waits until nothing is left of volumes and snapshots in the pools that limit directories.
+func checkLimitedEmpty(t *testing.T) {
+	t.Helper()
+	for _, n := range nodes() {
+		eventually(t, 2*time.Minute, "the pool of "+n.name+" is empty", func() (string, bool) {
+			left := n.leftLimited()
+			return strings.Join(left, "; "), len(left) == 0
+		})
+	}
+}
+
 // usedDisks returns the disks of the node that belong to volumes, or to deleted volumes whose disks are not
 // wiped yet.
 func (n node) usedDisks() []string {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -55,17 +54,13 @@ func TestSnapshots(t *testing.T) {
 		waitReady(t, ns)
 		checkLog(t, ns, "example-restored", "/data/log", before, after)
 	})
+	t.Run("volume mode", func(t *testing.T) { checkVolumeMode(t, ns) })
 	t.Run("group", func(t *testing.T) { checkGroup(t, ns) })
 	t.Run("changed blocks", func(t *testing.T) { checkChangedBlocks(t, ns) })
 
 	kubectl(t, "-n", ns, "delete", "volumegroupsnapshot", "--all", "--timeout=3m")
 	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
-	for _, n := range nodes() {
-		eventually(t, 2*time.Minute, "the pool of "+n.name+" is empty", func() (string, bool) {
-			left := n.leftLimited()
-			return strings.Join(left, "; "), len(left) == 0
-		})
-	}
+	checkLimitedEmpty(t)
 }
 
 // installSnapshotAPI installs the snapshot API in the cluster until the end of the test.
@@ -131,6 +126,34 @@ spec:
   resources: {requests: {storage: %s}}
 ---
 `
+
+// converted is a pod with a block volume that is restored from the snapshot of a filesystem.
+const converted = `
+apiVersion: v1
+kind: Pod
+metadata: {name: converted}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sleep, "1000000"]
+    volumeDevices: [{name: device, devicePath: /dev/device}]
+  volumes: [{name: device, persistentVolumeClaim: {claimName: converted}}]
+`
+
+// checkVolumeMode restores the snapshot of a filesystem as a block volume, which Kubernetes refuses before the
+// administrator has annotated the snapshot.
+func checkVolumeMode(t *testing.T, ns string) {
+	applyText(t, ns, fmt.Sprintf(restoredClaim, "converted", "example", "Block", "320Mi")+converted)
+	waitDescribed(t, 2*time.Minute, ns, "pvc/converted", "ProvisioningFailed", "mode")
+	content := kubectl(t, "-n", ns, "get", "volumesnapshot", "example", "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
+	runPart(t, "volume mode", "CONTENT="+content)
+	waitReady(t, ns)
+	if got := execIn(t, ns, "converted", "head -c 4 /dev/device"); got != "XFSB" {
+		t.Errorf("the device begins with %q, want the superblock of the xfs", got)
+	}
+}
 
 // reader is a pod that mounts two claims.
 const reader = `

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
@@ -71,12 +70,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	checkWriters(t, ns, mounts)
 
 	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
-	for _, n := range nodes() {
-		eventually(t, 2*time.Minute, "the pool of "+n.name+" is empty", func() (string, bool) {
-			left := n.leftLimited()
-			return strings.Join(left, "; "), len(left) == 0
-		})
-	}
+	checkLimitedEmpty(t)
 }
 
 // releasedChart returns the path of the chart of the commit in test/frozen/release, which test/e2e/run packages, and the

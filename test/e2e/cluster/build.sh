@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds the parts of a cluster into the cache: Kubernetes, etcd, the CSI sidecars and
 # containerd, their images, and the manifests of the snapshot API. With `suite`, it also
-# builds the storage tests of Kubernetes. With `vm`, it also unpacks the images of the
-# sidecars for up.sh, which is faster than to import them in a virtual machine.
+# builds the storage tests of Kubernetes. With `backup`, it also builds Velero, restic and an
+# S3 server. With `vm`, it also unpacks the images of the sidecars for up.sh, which is faster
+# than to import them in a virtual machine.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/bases.sh"
 . "$here/images.sh"
 cd "$here"
-case $* in '' | suite | vm) ;; *) fail "usage: build.sh [suite | vm]" ;; esac
+case $* in '' | suite | backup | vm) ;; *) fail "usage: build.sh [suite | backup | vm]" ;; esac
 
 export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOWORK=off
 
@@ -65,6 +66,17 @@ suite() {
 	go -C kubernetes test -c -o "$bin/e2e.test" -ldflags "-s -w" ./suite
 }
 
+# backup_version MODULE: prints the module's version in backup/go.mod.
+backup_version() { go -C backup list -m -f '{{.Version}}' "$1"; }
+
+backup() {
+	local v=github.com/vmware-tanzu
+	# The version determines the image that `velero install` uses.
+	go -C backup build -o "$bin/" -ldflags "-s -w -X $v/velero/pkg/buildinfo.Version=$(backup_version $v/velero)" \
+		$v/velero/cmd/velero $v/velero-plugin-for-aws/velero-plugin-for-aws $v/velero-plugin-for-aws/hack/cp-plugin \
+		github.com/restic/restic/cmd/restic github.com/versity/versitygw/cmd/versitygw
+}
+
 debian_packages runc:runc busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 losetup:mount
 lock
 mkdir -p "$bin/cni" "$images"
@@ -78,6 +90,10 @@ once images make_images images.sh "$cache"/stamps/{kubernetes,standins,debian} /
 if [ "${1:-}" = suite ]; then
 	once suite suite kubernetes/go.mod kubernetes/go.sum kubernetes/suite
 	once suite-images make_suite_images images.sh "$cache"/stamps/{standins,debian,suite} /bin/busybox
+fi
+if [ "${1:-}" = backup ]; then
+	once backup backup backup
+	once backup-images make_backup_images images.sh "$cache"/stamps/backup /bin/busybox
 fi
 if [ "${1:-}" = vm ]; then
 	once unpacked unpack_images images.sh "$cache"/stamps/{containerd,images}

@@ -90,6 +90,29 @@ make_suite_images() {
 	archive agnhost.tar "{$path_env,\"Entrypoint\":[\"/agnhost\"],\"Cmd\":[\"pause\"]}" "$(name agnhost)"
 }
 
+# make_backup_images writes the images of Velero, its plugin and restic to a directory of their
+# own, because only the tests of backups need them.
+make_backup_images() {
+	local images=$cache/backup v=github.com/vmware-tanzu
+	mkdir -p "$images"
+	new_rootfs
+	mkdir -p "$work/rootfs"/{root,home/cnb}
+	chown 1002:1000 "$work/rootfs/home/cnb"
+	printf '%s\n' root:x:0:0:root:/root:/sbin/nologin cnb:x:1002:1000::/home/cnb:/sbin/nologin >"$work/rootfs/etc/passwd"
+	cp "$bin/velero" "$work/rootfs/velero"
+	archive velero.tar "{$path_env,\"User\":\"1002:1000\"}" "docker.io/velero/velero:$(backup_version $v/velero)"
+	new_rootfs
+	mkdir "$work/rootfs"/{bin,plugins}
+	cp "$bin/velero-plugin-for-aws" "$work/rootfs/plugins/"
+	cp "$bin/cp-plugin" "$work/rootfs/bin/"
+	archive velero-plugin.tar '{"User":"65532:65532","Entrypoint":["/bin/cp-plugin","/plugins/velero-plugin-for-aws","/target/velero-plugin-for-aws"]}' \
+		"docker.io/velero/velero-plugin-for-aws:$(backup_version $v/velero-plugin-for-aws)"
+	busybox_rootfs
+	cp "$bin/restic" "$work/rootfs/usr/bin/"
+	v=$(backup_version github.com/restic/restic)
+	archive restic.tar "{$path_env,\"Entrypoint\":[\"/usr/bin/restic\"]}" "docker.io/restic/restic:${v#v}"
+}
+
 # unpack_images writes unpacked.tar: a directory of containerd that contains all images
 # except Debian's, whose many files take minutes in a virtual machine.
 unpack_images() {
