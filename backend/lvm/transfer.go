@@ -259,7 +259,7 @@ func (b *Backend) sendThick(ctx context.Context, p *pool.Pool, v volume.Volume) 
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		if err := storageOf(p).checkWipe(spec.Parameters); err != nil {
+		if err := storageOf(p).checkPool(spec.Parameters); err != nil {
 			return volume.Volume{}, err
 		}
 		if spec.Parameters.Get(paramLogicalVolume) != "" {
