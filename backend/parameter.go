@@ -105,8 +105,8 @@ func (ks Kinds) Transfer(name string) bool {
 	return slices.Contains(ks.withParameter(volume.ParamCopies), name)
 }
 
-// Protect is a parameter of the kinds whose volumes in every pool of a node can be sent to another node, and have snapshots while
-// they are in use.
+// Protect is a parameter of the kinds whose volumes can be sent to another node, and have snapshots while they are in use. A kind
+// refuses it for pools without snapshots.
 var Protect = Parameter{
 	Key: volume.ParamProtect, Values: volume.CopyPeriods,
 	Doc: "The time between two copies of the volume on another node, for each claim of the class: see [copies on another node](../operations/protection.md#protect-all-claims-of-a-class). Needs `protection.enabled` of the chart. Default: no copies.",

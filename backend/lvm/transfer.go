@@ -185,11 +185,18 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	return openOutgoing(ctx, p, from, m, func() error { return nil })
 }
 
-// openOutgoing opens the logical volume of an origin to send it. If that fails, it calls release.
+// openOutgoing opens the logical volume of an origin to send it. If that fails, it calls release. In the description, the size of the
+// data is 0 only if there is none: the recorded size may be older than the data.
 func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Manifest, release func() error) (backend.Outgoing, error) {
 	c, err := storageOf(p).openCopy(ctx, from.id)
 	if err != nil {
 		return nil, errors.Join(err, release())
+	}
+	switch {
+	case from.blank():
+		m.Bytes = 0
+	case m.Bytes == 0:
+		m.Bytes = m.StorageSize()
 	}
 	return &outgoing{sentCopy: c, manifest: m, pool: p, id: from.id, blank: from.blank(), release: release}, nil
 }
@@ -245,11 +252,7 @@ func (b *Backend) sendThick(ctx context.Context, p *pool.Pool, v volume.Volume) 
 	if err != nil {
 		return nil, errors.Join(err, o.lock.Close())
 	}
-	bytes := o.volume.StorageSize()
-	if o.blank() {
-		bytes = 0
-	}
-	m, err := backend.IdleManifest(p, o.volume, bytes, o.formatted)
+	m, err := backend.IdleManifest(p, o.volume, o.volume.StorageSize(), o.formatted)
 	if err != nil {
 		return nil, errors.Join(err, o.lock.Close())
 	}
@@ -259,7 +262,7 @@ func (b *Backend) sendThick(ctx context.Context, p *pool.Pool, v volume.Volume) 
 // Receive implements backend.Transferrer.
 func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.Incoming) (volume.Volume, error) {
 	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
-		if err := storageOf(p).checkWipe(spec.Parameters); err != nil {
+		if err := storageOf(p).checkPool(spec.Parameters); err != nil {
 			return volume.Volume{}, err
 		}
 		if spec.Parameters.Get(paramLogicalVolume) != "" {
@@ -281,7 +284,7 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, s
 	if err != nil {
 		return err
 	}
-	if !m.Block && !m.Formatted { // the new volume is formatted when it is first staged
+	if backend.HasNoData(m) {
 		if err := backend.SetMkfsOptions(&v, spec.Parameters); err != nil {
 			return err
 		}
