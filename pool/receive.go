@@ -406,7 +406,8 @@ func (x *Partial) PunchHole(r clone.Range) error {
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }
 
-// Complete is called before SetVerified with the same arguments, and not concurrently with WriteAt.
+// Complete makes the entries of a directory when its index is complete. It is called before SetVerified with the same arguments,
+// and not concurrently with WriteAt.
 func (x *Partial) Complete(upTo, bytes int64) error {
 	if x.content.Tree == nil || x.tree != nil || upTo < x.content.Tree.IndexSize {
 		return nil

@@ -89,7 +89,7 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		o.read(ctx, from)
 	}()
 	defer func() { cancel(); <-ended }()
-	sum, unchecked, index := newChecksum(), int64(0), o.indexSize()
+	sum, unchecked, checked, index := newChecksum(), int64(0), from, o.indexSize()
 	for {
 		c, more, err := o.next(ctx)
 		switch {
@@ -98,8 +98,8 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		case !more:
 			return writeFrame(o.to, frame{kind: kindEnd, offset: o.source.Manifest().StorageSize(), payload: sum.Sum(nil)})
 		}
-		if unchecked += int64(c.size); unchecked > checkedSize || from < index && c.offset >= index {
-			unchecked, index = int64(c.size), 0
+		if unchecked += int64(c.size); unchecked > checkedSize || checked < index && c.offset >= index {
+			unchecked, checked = int64(c.size), c.offset
 			if err := writeFrame(o.to, frame{kind: kindChecked, offset: c.offset, payload: sum.Sum(nil)}); err != nil {
 				return err
 			}

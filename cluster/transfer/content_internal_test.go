@@ -32,11 +32,21 @@ func (p packed) Ranges(_ context.Context, from int64) iter.Seq2[clone.Range, err
 
 // TestIndexChecked: the checksum of the index of a directory precedes the content of its files.
 func TestIndexChecked(t *testing.T) {
-	source := packed{&memory{content: bytes.Repeat([]byte{1}, 1<<20)}, 1000}
-	for from, want := range map[int64][]int64{0: {1000, 1 << 20}, 1000: {1 << 20}, 5000: {1 << 20}} {
+	small := packed{&memory{content: make([]byte, 1<<20)}, 1000}
+	large := packed{&memory{content: make([]byte, checkedSize+3<<20)}, checkedSize + 1<<20}
+	for _, row := range []struct {
+		source packed
+		from   int64
+		want   []int64
+	}{
+		{small, 0, []int64{1000, 1 << 20}},
+		{small, 1000, []int64{1 << 20}},
+		{small, 5000, []int64{1 << 20}},
+		{large, 0, []int64{checkedSize, checkedSize + 1<<20, checkedSize + 3<<20}},
+	} {
 		var b bytes.Buffer
-		o := &outgoing{source: source, to: &b, limit: NewLimit(0, 1)}
-		if err := o.send(t.Context(), from); err != nil {
+		o := &outgoing{source: row.source, to: &b, limit: NewLimit(0, 1)}
+		if err := o.send(t.Context(), row.from); err != nil {
 			t.Fatal(err)
 		}
 		var got []int64
@@ -49,8 +59,8 @@ func TestIndexChecked(t *testing.T) {
 				got = append(got, f.offset)
 			}
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("from %d: got checksums at %d, want them at %d", from, got, want)
+		if !slices.Equal(got, row.want) {
+			t.Errorf("an index of %d bytes, from %d: got checksums at %d, want them at %d", row.source.index, row.from, got, row.want)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func TestKeepAlive(t *testing.T) {
 		}
 
 		sender, receiver = net.Pipe()
-		defer receiver.Close()
+		defer func() { _ = receiver.Close() }()
 		if err := keepAlive(&watched{conn: sender, timeout: stallTimeout}, func() {})(); err != nil {
 			t.Errorf("stopped before the first frame: got error %v", err)
 		}

@@ -37,8 +37,9 @@ type Packed struct {
 }
 
 // Pack reads a tree, and writes its index to a file without a name. temporary makes such a file. The tree must not change until
-// the result is closed, which also closes root. What Pack reads, and which trees it refuses, is described at Tree. If the
-// filesystem lists the entries of directories in the same order, the result is the same for the same tree.
+// the result is closed, which also closes root. The end of ctx also ends the reads of the result.
+// What Pack reads, and which trees it refuses, is described at Tree. If the filesystem lists the entries of directories in the same
+// order, the result is the same for the same tree.
 func Pack(ctx context.Context, root *os.File, temporary func() (*os.File, error)) (*Packed, error) {
 	p := &Packed{root: root}
 	inodes, err := temporary()

@@ -36,7 +36,7 @@ func pack(tb testing.TB, src string) *clone.Packed {
 	must(tb, err)
 	p, err := clone.Pack(tb.Context(), root, temporary(tb))
 	must(tb, err)
-	tb.Cleanup(func() { p.Close() })
+	tb.Cleanup(func() { _ = p.Close() })
 	return p
 }
 

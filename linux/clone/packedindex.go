@@ -143,7 +143,8 @@ const maxPacked = 1 << 61
 
 // attribute writes an extended attribute of the last entry.
 func (w *indexWriter) attribute(name string, value []byte) {
-	record := append(w.buf, recordAttribute, byte(len(name)))
+	record := w.buf
+	record = append(record, recordAttribute, byte(len(name)))
 	record = binary.BigEndian.AppendUint32(record, uint32(len(value)))
 	w.write(append(append(record, name...), value...), 0)
 }
