@@ -34,6 +34,7 @@ func TestMetricsTable(t *testing.T) {
 		nodeLossCollector{}.Describe(described)
 		transferredBytes("", nil).Describe(described)
 		(&trims{}).Describe(described)
+		(&checks{}).Describe(described)
 	}()
 	for d := range described {
 		all = append(all, d)

@@ -135,6 +135,7 @@ func TestCheckWithoutSharing(t *testing.T) {
 	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "cannot share blocks") || !strings.Contains(r.Problem, s.image()) {
 		t.Errorf("got result %+v, want that the pool cannot share blocks, and the image", r)
 	}
+	s.mustDelete(t)
 	must(t, s.create(t, "blank", gib, nil))
 	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "no filesystem yet") {
 		t.Errorf("got result %+v of a volume that was never staged, want that it has no filesystem", r)
