@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // Check requests the driver to check a volume, and returns the result.
@@ -25,7 +26,7 @@ func (d *Driver) Check(tb testing.TB, id string) driver.CheckResult {
 }
 
 // testCheck: the filesystem of a volume is checked while a program writes to it, and is clean. A volume that cannot be copied while
-// it is in use, or whose content the driver does not know, is refused.
+// it is in use, or whose content the driver does not know, is refused. Damage is reported.
 func testCheck(t *testing.T, d *Driver, kind Kind) {
 	l := newVolume(t, d, kind, multiWriter)
 	l.stageAndPublish(t)
@@ -49,6 +50,13 @@ func testCheck(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unstage(t.Context()))
 	if r := d.Check(t, l.id); r.Result != driver.CheckClean {
 		t.Errorf("got result %+v of a volume that is not staged, want clean", r)
+	}
+	if kind.FSType != "ext4" {
+		return
+	}
+	l.withImage(t, func(path string) { testenv.Run(t, "debugfs", "-w", "-R", "set_inode_field <2> links_count 9", path) })
+	if r := d.Check(t, l.id); r.Result != driver.CheckDamaged || !strings.Contains(r.Errors, "ref count is 9") {
+		t.Errorf("got result %+v of a damaged filesystem, want that the number of links is wrong", r)
 	}
 }
 

@@ -5,7 +5,7 @@ package e2e
 import (
 	"testing"
 
-	"github.com/trivet-csi/trivet/driver"
+	drivers "github.com/trivet-csi/trivet/driver"
 )
 
 // TestCheckAndTrim trims and checks the volume of a running pod with `kubectl trivet`, in a cluster and with the shape oneNode,
@@ -19,14 +19,14 @@ func TestCheckAndTrim(t *testing.T) {
 	trimAndCheck := func() {
 		t.Helper()
 		execIn(t, ns, "data", "dd if=/dev/urandom of=/data/deleted bs=1M count=64 && sync && rm /data/deleted && sync")
-		var trimmed []driver.TrimResult
+		var trimmed []drivers.TrimResult
 		readJSON(t, plugin(t.Context(), "trim", "data", "-n", ns, "-o", "json"), &trimmed)
 		if len(trimmed) != 1 || trimmed[0].Problem != "" || trimmed[0].TrimmedBytes < 64<<20 {
 			t.Errorf("trim: got %+v, want at least 64 MiB of one volume", trimmed)
 		}
-		var checked []driver.CheckResult
+		var checked []drivers.CheckResult
 		readJSON(t, plugin(t.Context(), "check", "data", "-n", ns, "-o", "json"), &checked)
-		if len(checked) != 1 || checked[0].Result != driver.CheckClean || checked[0].Problem != "" {
+		if len(checked) != 1 || checked[0].Result != drivers.CheckClean || checked[0].Problem != "" {
 			t.Errorf("check: got %+v, want one volume that is clean", checked)
 		}
 	}
