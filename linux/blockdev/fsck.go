@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
@@ -51,7 +52,7 @@ func CheckCopy(ctx context.Context, device *os.File, fsType string) (found strin
 			return "", err
 		}
 	}
-	replayErr := replay(device, fsType)
+	replayErr := replay(ctx, device, fsType)
 	if replayErr != nil && !mayBeDamaged(replayErr) {
 		return "", replayErr
 	}
@@ -71,13 +72,23 @@ func CheckCopy(ctx context.Context, device *os.File, fsType string) (found strin
 
 // replay makes the kernel replay the journal of the filesystem on a device, and remove the files that were deleted while they
 // were open.
-func replay(device *os.File, fsType string) error {
+func replay(ctx context.Context, device *os.File, fsType string) error {
 	path := "/proc/self/fd/" + strconv.Itoa(int(device.Fd())) // the device may have no node any more
 	fs, err := mount.Filesystem(path, fsType, mount.Options{Data: replayOptions[fsType]})
 	if err != nil {
 		return fmt.Errorf("replaying the journal: %w", err)
 	}
-	return fs.Close()
+	if err := fs.Close(); err != nil {
+		return err
+	}
+	// A process that another call starts inherits the mount until its program runs.
+	return retry.For(ctx, busyTimeout, func() (again bool, err error) {
+		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
+		if err == nil {
+			f.Close()
+		}
+		return errors.Is(err, unix.EBUSY), err
+	})
 }
 
 // mayBeDamaged reports whether the error of a mount can be caused by a damaged filesystem.

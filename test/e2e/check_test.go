@@ -35,5 +35,5 @@ func TestCheckAndTrim(t *testing.T) {
 	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
 	waitRegistered(t, n)
 	trimAndCheck()
-	kubectl(t, "-n", ns, "delete", "pod,pvc", "--all", "--timeout=3m")
+	deletePod(t, ns, "data")
 }
