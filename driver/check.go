@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -139,6 +140,9 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	r.Seconds = time.Since(began).Seconds()
 	if ctx.Err() != nil { // the check program was killed
 		return context.Cause(ctx)
+	}
+	if errors.Is(err, volume.ErrExhausted) {
+		err = fmt.Errorf("the check needs a temporary copy, which counts with what the volume has allocated: %w", err)
 	}
 	if err == nil {
 		r.Result = resultOf(r.Errors != "")

@@ -108,6 +108,7 @@ func sum(t *testing.T, path string) [sha256.Size]byte {
 // nothing.
 func TestCheckRoom(t *testing.T) {
 	s := start(t, "4G")
+	s.Stop(t)
 	s.Options.Config.Pools[0].Size = "700Mi"
 	s.Restart(t)
 	must(t, s.create(t, "v", gib/2, nil))
@@ -117,7 +118,7 @@ func TestCheckRoom(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(s.staging, "file"), content, 0o600))
 	testenv.Run(t, "sync", "-f", s.staging)
 	room := s.capacity(t)
-	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "has room for") {
+	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "the check needs a temporary copy") || !strings.Contains(r.Problem, "has room for") {
 		t.Errorf("got result %+v, want a problem, because the pool has no room", r)
 	}
 	if now := s.capacity(t); now != room {
