@@ -26,7 +26,7 @@ const (
 	CheckFailed  = "failed"
 )
 
-// checks checks filesystems of volumes while they are in use. Nothing waits for a check, because it uses only a copy of its volume.
+// checks are the checks of the filesystems of volumes in use. Nothing waits for a check, because it uses only a copy of its volume.
 type checks struct {
 	pools    *pool.Set
 	backends *backend.Registry
