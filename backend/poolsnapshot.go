@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -23,7 +25,9 @@ type SnapshotCopy struct {
 	Record  *volume.SnapshotSet
 	Folders []*os.Root
 	Spec    volume.SnapshotSpec
-	Job     *pool.Job
+	// Writable means that the device of the snapshot must be writable. It is set only for temporary snapshots.
+	Writable bool
+	Job      *pool.Job
 }
 
 // Take implements Snapshotter.Snapshot. expect returns the expected record of a snapshot, with the
@@ -62,6 +66,23 @@ func (ps *Pools) Take(ctx context.Context, volumes []volume.Volume, spec volume.
 	}
 	have, err = existingSet(p, id, volumes, spec)
 	return have, ps.Explain(p, err)
+}
+
+// TakeTemporary does the same as Take for one volume, but the snapshot exists only until release is called. If this process ends
+// before, the next one removes it. purpose begins its name.
+func (ps *Pools) TakeTemporary(ctx context.Context, p *pool.Pool, v volume.Volume, purpose string,
+	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), copyData func(context.Context, *SnapshotCopy) error,
+) (s volume.Snapshot, release func() error, err error) {
+	if s, err = expect(p, v); err != nil {
+		return s, nil, err
+	}
+	name := purpose + "-" + uuid.NewString()
+	s.ID, s.Source, s.Size = p.ID(ps.Backend, name), v.ID, v.Capacity
+	set := volume.SnapshotSet{Version: volume.RecordVersion, ID: s.ID, CoName: name, Created: time.Now().UTC(), Snapshots: []volume.Snapshot{s}}
+	release, err = p.Snapshots.Temporary(ctx, &set, func(folders []*os.Root) error {
+		return copyData(ctx, &SnapshotCopy{Pool: p, Volumes: []volume.Volume{v}, Record: &set, Folders: folders})
+	})
+	return set.Snapshots[0], release, err
 }
 
 // existingSet returns the existing set for spec. It returns ErrNotFound if no set has this ID, and

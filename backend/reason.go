@@ -36,6 +36,7 @@ const (
 	ReasonImageTruncated        Reason = "ImageTruncated"
 	ReasonImageUnreadable       Reason = "ImageUnreadable"
 	ReasonLockLost              Reason = "LockLost"
+	ReasonFilesystemDamaged     Reason = "FilesystemDamaged"
 	ReasonUnresponsive          Reason = "Unresponsive"
 )
 

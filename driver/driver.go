@@ -151,9 +151,10 @@ type Driver struct {
 	lists relay.Service
 	// idle is nil if Options.IdleTime is 0.
 	idle *idle
-	// node and trims are nil if the Node service is not served.
-	node  *nodeserver.Server
-	trims *trims
+	// node, trims and checks are nil if the Node service is not served.
+	node   *nodeserver.Server
+	trims  *trims
+	checks *checks
 }
 
 // Run serves until ctx ends, or until the driver is idle (IdleTime). It returns when the running calls have
@@ -297,8 +298,10 @@ func (d *Driver) serveNode(background context.Context, controller *controllerser
 	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory, _ = volume.ParseSize(d.config.EphemeralMemory) // 0 if it is empty
 	d.trims = newTrims(background, d.pools, d.backends, d.config.Pools)
-	d.trims.register(d.server)
-	d.metrics.registry.MustRegister(d.trims)
+	d.checks = newChecks(background, d.pools, d.backends, d.config.Pools)
+	serveRequests(d.server, trimMethod, d.trims.demand)
+	serveRequests(d.server, checkMethod, d.checks.demand)
+	d.metrics.registry.MustRegister(d.trims, d.checks)
 	node.HoldTrim = d.trims.Hold
 	d.node = node
 	calls := &export.Relay{Pools: d.workers, Local: relay.Node(node)}
@@ -419,6 +422,7 @@ func (d *Driver) drain(log klog.Logger) {
 		servers.Go(d.server.GracefulStop)
 		if d.trims != nil { // they must not wait for the end of the calls
 			servers.Go(d.trims.Close)
+			servers.Go(d.checks.Close)
 		}
 		if d.forwarded != nil {
 			servers.Go(d.forwarded.GracefulStop)

@@ -35,6 +35,7 @@ func TestMetricsTable(t *testing.T) {
 		transferredBytes("", nil).Describe(described)
 		(&trims{}).Describe(described)
 		(&examiner{}).Describe(described)
+		(&checks{}).Describe(described)
 	}()
 	for d := range described {
 		all = append(all, d)

@@ -48,7 +48,7 @@ func TestFrozenFiles(t *testing.T) {
 	frozen.List(t, "files", []string{
 		markerFile, lockFile, tmpDir, trashDir, archivedDir, retainedDir,
 		volumePath("NAME", recordFile), volumePath("NAME", ImageFile), volumePath("NAME", DataDir),
-		volumePath("NAME", string(Formatting)), volumePath("NAME", string(Formatted)), volumePath("NAME", string(Cloned)), volumePath("NAME", receivedFile), volumePath("NAME", contentFile), volumePath("NAME", trimmedFile),
+		volumePath("NAME", string(Formatting)), volumePath("NAME", string(Formatted)), volumePath("NAME", string(Cloned)), volumePath("NAME", receivedFile), volumePath("NAME", contentFile), volumePath("NAME", trimmedFile), volumePath("NAME", checkedFile),
 		volumesDir + "/" + attachedPath("NAME", singleFile),
 		snapshotsDir + "/NAME/" + snapshotFile,
 		tmpDir + "/ENTRY/" + placingFile, trashDir + "/ENTRY/" + quotaFile,

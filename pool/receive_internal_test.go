@@ -235,7 +235,7 @@ func TestReceiveOnStorageAgain(t *testing.T) {
 		if x.Verified != tc.verified || x.Bytes != tc.bytes || data.begun != tc.begun {
 			t.Errorf("%s: got verified %d with %d bytes, begun %d times, want %+v", tc.identity, x.Verified, x.Bytes, data.begun, tc)
 		}
-		must(t, x.Begin(t.Context(), ""))
+		must(t, x.Begin(t.Context(), "", func() {}))
 		must(t, x.SetVerified(4096, 512))
 		x.Close()
 	}

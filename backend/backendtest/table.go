@@ -69,6 +69,7 @@ var table = []row{
 	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
 	{"Trim", NodeLocal, testTrim},
+	{"Check", NodeLocal, testCheck},
 
 	// Snapshots and copies.
 	{"Clone", Clones, testClone},

@@ -42,15 +42,16 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend       = (*Backend)(nil)
-	_ backend.Publisher     = (*Backend)(nil)
-	_ backend.Expander      = (*Backend)(nil)
-	_ backend.BlockProvider = (*Backend)(nil)
-	_ backend.HealthChecker = (*Backend)(nil)
-	_ backend.Snapshotter   = (*Backend)(nil)
-	_ backend.ChangeTracker = (*Backend)(nil)
-	_ backend.Thawer        = (*Backend)(nil)
-	_ backend.Transferrer   = (*Backend)(nil)
+	_ backend.Backend           = (*Backend)(nil)
+	_ backend.Publisher         = (*Backend)(nil)
+	_ backend.Expander          = (*Backend)(nil)
+	_ backend.BlockProvider     = (*Backend)(nil)
+	_ backend.HealthChecker     = (*Backend)(nil)
+	_ backend.Snapshotter       = (*Backend)(nil)
+	_ backend.ChangeTracker     = (*Backend)(nil)
+	_ backend.Thawer            = (*Backend)(nil)
+	_ backend.Transferrer       = (*Backend)(nil)
+	_ backend.FilesystemChecker = (*Backend)(nil)
 )
 
 // Kind describes loop volumes.
@@ -257,7 +258,7 @@ func checkLinks(image *os.File, v volume.Volume) error {
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	checks := []backend.Check{imageCondition, b.ownerCondition}
+	checks := []backend.Check{imageCondition, b.ownerCondition, backend.FilesystemCondition}
 	if allocationOf(v) == thin {
 		checks = append(checks, backend.AlmostFull)
 	}

@@ -119,9 +119,7 @@ func copyUnnamed(ctx context.Context, p *pool.Pool, all sources) (*os.File, erro
 	if err != nil {
 		return nil, err
 	}
-	if err = all.flush(); err == nil {
-		_, err = clone.File(ctx, to, all[0].image, clone.Options{OnlyShared: true})
-	}
+	err = copyShared(ctx, to, all)
 	if errors.Is(err, clone.ErrNotShared) {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and its pool %q cannot share blocks: unstage the volume first, or create the new volume from a snapshot", all[0].v.ID, p.Name())
 	}
@@ -129,6 +127,16 @@ func copyUnnamed(ctx context.Context, p *pool.Pool, all sources) (*os.File, erro
 		return nil, errors.Join(err, to.Close())
 	}
 	return to, nil
+}
+
+// copyShared copies the image of a source to a file, by sharing its blocks. The error is clone.ErrNotShared if the pool cannot share
+// blocks.
+func copyShared(ctx context.Context, to *os.File, all sources) error {
+	if err := all.flush(); err != nil {
+		return err
+	}
+	_, err := clone.File(ctx, to, all[0].image, clone.Options{OnlyShared: true})
+	return err
 }
 
 // Receive implements backend.Transferrer.

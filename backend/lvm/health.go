@@ -14,7 +14,7 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	return b.Examine(v, volumeCondition, thinCondition)
+	return b.Examine(v, volumeCondition, thinCondition, backend.FilesystemCondition)
 }
 
 // volumeCondition returns the condition of a volume's logical volume at the last scan; nil if it is healthy.

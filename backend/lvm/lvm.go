@@ -36,13 +36,14 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend       = (*Backend)(nil)
-	_ backend.Publisher     = (*Backend)(nil)
-	_ backend.Expander      = (*Backend)(nil)
-	_ backend.HealthChecker = (*Backend)(nil)
-	_ backend.BlockProvider = (*Backend)(nil)
-	_ backend.Snapshotter   = (*Backend)(nil)
-	_ backend.Transferrer   = (*Backend)(nil)
+	_ backend.Backend           = (*Backend)(nil)
+	_ backend.Publisher         = (*Backend)(nil)
+	_ backend.Expander          = (*Backend)(nil)
+	_ backend.HealthChecker     = (*Backend)(nil)
+	_ backend.BlockProvider     = (*Backend)(nil)
+	_ backend.Snapshotter       = (*Backend)(nil)
+	_ backend.FilesystemChecker = (*Backend)(nil)
+	_ backend.Transferrer       = (*Backend)(nil)
 )
 
 // Kind describes volumes that are logical volumes of a node.

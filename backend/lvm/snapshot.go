@@ -283,7 +283,7 @@ func (s *storage) copyAll(ctx context.Context, c *backend.SnapshotCopy, all orig
 				return err
 			}
 			tags := []string{poolTag + s.cfg.Name, snapshotTag + c.Record.Snapshots[i].ID.Name, guidTag + copies[i].GUID}
-			made, err := copyThin(ctx, g, r, lv, copies[i].GUID, true, tags)
+			made, err := copyThin(ctx, g, r, lv, copies[i].GUID, !c.Writable, tags)
 			if err != nil {
 				return err
 			}

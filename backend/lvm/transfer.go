@@ -8,9 +8,7 @@ import (
 	"iter"
 	"os"
 	"slices"
-	"time"
 
-	"github.com/google/uuid"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -29,8 +27,8 @@ type sentCopy struct {
 	users int
 }
 
-// openCopy opens a logical volume to send it. closeCopy closes it.
-func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, err error) {
+// openCopy opens a logical volume, which closeCopy closes.
+func (s *storage) openCopy(ctx context.Context, id dm.VolumeID, access dm.Access) (c *sentCopy, err error) {
 	return c, s.changeCurrent(ctx, func(g dm.Group, r *dm.Report) error {
 		if c = s.sent[id]; c != nil {
 			c.users++
@@ -40,7 +38,7 @@ func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, er
 		if !ok {
 			return volume.Errorf(volume.ErrUnavailable, "volume group %s has no logical volume with the UUID %s: if it was not deleted meanwhile, restore the group's metadata (vgcfgrestore)", s.name, id.Volume)
 		}
-		device, err := openIdle(ctx, g, lv)
+		device, err := openIdle(ctx, g, lv, access)
 		if err != nil {
 			return err
 		}
@@ -51,12 +49,12 @@ func (s *storage) openCopy(ctx context.Context, id dm.VolumeID) (c *sentCopy, er
 }
 
 // openIdle opens a logical volume that nothing uses. After an error, the logical volume is inactive unless it was active before.
-func openIdle(ctx context.Context, g dm.Group, lv dm.LogicalVolume) (*os.File, error) {
+func openIdle(ctx context.Context, g dm.Group, lv dm.LogicalVolume, access dm.Access) (*os.File, error) {
 	_, active, err := lv.ID.Device()
 	if err != nil {
 		return nil, err
 	}
-	device, err := open(ctx, g, lv, dm.ReadOnly)
+	device, err := open(ctx, g, lv, access)
 	if err == nil {
 		return device, nil
 	}
@@ -188,7 +186,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 // openOutgoing opens the logical volume of an origin to send it. If that fails, it calls release. In the description, the size of the
 // data is 0 only if there is none: the recorded size may be older than the data.
 func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Manifest, release func() error) (backend.Outgoing, error) {
-	c, err := storageOf(p).openCopy(ctx, from.id)
+	c, err := storageOf(p).openCopy(ctx, from.id, dm.ReadOnly)
 	if err != nil {
 		return nil, errors.Join(err, release())
 	}
@@ -211,32 +209,40 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 	if storageOf(p).thin == "" {
 		return b.sendThick(ctx, p, v)
 	}
-	one, err := storageOf(p).expected(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	name := "transfer-" + uuid.NewString()
-	one.ID, one.Source, one.Size = p.ID(Name, name), v.ID, v.Capacity
-	set := volume.SnapshotSet{Version: volume.RecordVersion, ID: one.ID, CoName: name, Created: time.Now().UTC(), Snapshots: []volume.Snapshot{one}}
-	var made snapshotCopy
-	release, err := p.Snapshots.Temporary(ctx, &set, func(folders []*os.Root) error {
-		c := &backend.SnapshotCopy{Pool: p, Volumes: []volume.Volume{v}, Record: &set, Folders: folders}
-		err := b.takeThin(ctx, c)
-		if err == nil {
-			made, _, err = readCopy(folders[0].FS(), ".")
-		}
-		return err
-	})
+	t, err := b.takeTemporary(ctx, p, v, "transfer", false)
 	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, dm.ErrNoRoom) { // not in the pool of the new volume
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s: its transfer needs a snapshot, for which pool %q of its node has no room: %w", v.ID, p.Name(), err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	one = set.Snapshots[0]
+	return openOutgoing(ctx, p, t.origin, backend.VolumeManifest(t.volume, t.bytes, t.formatted), t.release)
+}
+
+// temporary is a snapshot of a volume that exists until release is called.
+type temporary struct {
+	*origin
+	bytes   int64
+	release func() error
+}
+
+// takeTemporary takes a temporary snapshot of a volume. purpose begins its name.
+func (b *Backend) takeTemporary(ctx context.Context, p *pool.Pool, v volume.Volume, purpose string, writable bool) (*temporary, error) {
+	var made snapshotCopy
+	expected := func(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) { return storageOf(p).expected(ctx, v) }
+	one, release, err := b.TakeTemporary(ctx, p, v, purpose, expected, func(ctx context.Context, c *backend.SnapshotCopy) error {
+		c.Writable = writable
+		err := b.takeThin(ctx, c)
+		if err == nil {
+			made, _, err = readCopy(c.Folders[0].FS(), ".")
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
 	v.Capacity = one.Size
-	from := &origin{volume: v, id: made.id(), formatted: one.Formatted, encrypted: made.Encrypted}
-	return openOutgoing(ctx, p, from, backend.VolumeManifest(v, one.Bytes, one.Formatted), release)
+	return &temporary{&origin{volume: v, id: made.id(), formatted: one.Formatted, encrypted: made.Encrypted}, one.Bytes, release}, nil
 }
 
 // sendThick is Send for a volume without a thin pool, which is locked meanwhile.

@@ -40,7 +40,7 @@ of your kubeconfig. Only move, drain, protect, recover and trim change anything.
 
 Most commands fetch the report of the controller's driver through a forwarded port,
 which needs the right to create pods/portforward in the namespace of the drivers.
-doctor and trim need the right to create pods/exec.`,
+doctor, trim and check need the right to create pods/exec.`,
 		Example: `  kubectl trivet status
   kubectl trivet volumes -o wide
   kubectl trivet ui`,
@@ -53,7 +53,7 @@ doctor and trim need the right to create pods/exec.`,
 	cmd.AddCommand(
 		newClusterStatusCommand(access), newClusterVolumesCommand(access), newOrphansCommand(access), newTopCommand(access),
 		newClusterDoctorCommand(access), newLogsCommand(access), newUICommand(access), newMoveCommand(access), newDrainCommand(access),
-		newProtectCommand(access), newRecoverCommand(access), newClusterTrimCommand(access), newVersionCommand("kubectl trivet"),
+		newProtectCommand(access), newRecoverCommand(access), newClusterTrimCommand(access), newClusterCheckCommand(access), newVersionCommand("kubectl trivet"),
 	)
 	cmd.SetHelpCommand(newHelpCommand("  kubectl trivet help volumes"))
 	cmd.InitDefaultHelpCmd()

@@ -48,7 +48,7 @@ any other error.`,
 	cmd.AddGroup(&cobra.Group{ID: serviceGroup, Title: "Services:"}, &cobra.Group{ID: adminGroup, Title: "Administration:"})
 	cmd.AddCommand(
 		newDriverCommand(), newVolumeManagerCommand(), newFlexvolumeCommand(),
-		newVolumesCommand(), newDoctorCommand(), newTrimCommand(), newPoolCommand(),
+		newVolumesCommand(), newDoctorCommand(), newTrimCommand(), newCheckCommand(), newPoolCommand(),
 		newVersionCommand("trivet"), newCompletionCommand(),
 	)
 	cmd.SetHelpCommand(newHelpCommand("  trivet help doctor\n  trivet help volume-manager status"))

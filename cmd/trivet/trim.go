@@ -2,18 +2,12 @@ package main
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/trivet-csi/trivet/cluster/kube"
-	"github.com/trivet-csi/trivet/cluster/kubectl"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -49,33 +43,14 @@ The exit status is 1 if a volume was not trimmed.`,
 		if len(args) > 0 && r.Pool != "" {
 			return asUsageError(cmd, errors.New("give either volumes or --pool"))
 		}
-		path, err := driver.SocketPath(*endpoint)
-		if err != nil {
-			return fmt.Errorf("--endpoint: %w", err)
-		}
 		r.Volumes = args
-		results, err := requestTrim(cmd.Context(), path, r)
+		results, err := requestDriver(cmd.Context(), *endpoint, r, driver.Trim)
 		if err != nil {
 			return err
 		}
 		return cmp.Or(out.write(results, trimTable(results)), trimProblem(results))
 	}
 	return cmd
-}
-
-// requestTrim requests the driver at a socket to trim volumes.
-func requestTrim(ctx context.Context, socket string, r driver.TrimRequest) ([]driver.TrimResult, error) {
-	conn, err := dialDriver(socket)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return driver.Trim(ctx, conn, r)
-}
-
-// dialDriver returns a connection to the driver at a socket.
-func dialDriver(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 }
 
 func trimProblem(results []driver.TrimResult) error {
@@ -130,57 +105,20 @@ exit status is 1 if a volume was not trimmed.`,
 			if err != nil {
 				return err
 			}
+			if on == "" {
+				return fmt.Errorf("claim %s: its volume is on an export and cannot be trimmed: use mountOptions: [discard] in its StorageClass", args[0])
+			}
 			*node, options = on, []string{id}
 		}
 		c, pods, err := access.pods(cmd.Context(), *node)
 		if err != nil {
 			return err
 		}
-		results, err := trimInPod(cmd.Context(), c, pods, options)
+		results, err := runInPods[driver.TrimResult](cmd.Context(), c, pods, append([]string{"trim"}, options...))
 		if err != nil {
 			return err
 		}
 		return cmp.Or(out.write(results, trimTable(results)), trimProblem(results))
 	}
 	return cmd
-}
-
-// volumeOfClaim returns the ID of the volume of a claim, and the node that has it.
-func (a *clusterAccess) volumeOfClaim(ctx context.Context, claim string) (id, node string, err error) {
-	namespace, err := a.claimNamespace()
-	if err != nil {
-		return "", "", err
-	}
-	c, r, err := a.report(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	all, err := c.Volumes(ctx, r)
-	if err != nil {
-		return "", "", err
-	}
-	i := slices.IndexFunc(all, func(v kubectl.Volume) bool { return v.Claim == namespace+"/"+claim && v.ID != "" })
-	switch {
-	case i < 0:
-		return "", "", cmp.Or(incompleteReport(r), fmt.Errorf("claim %s/%s has no volume of this driver: see `kubectl trivet volumes`", namespace, claim))
-	case all[i].Node == "":
-		return "", "", fmt.Errorf("claim %s/%s: its volume is on an export and cannot be trimmed: use mountOptions: [discard] in its StorageClass", namespace, claim)
-	}
-	return all[i].ID, all[i].Node, nil
-}
-
-// trimInPod runs `trivet trim` in the pod of a node's driver.
-func trimInPod(ctx context.Context, c *kubectl.Cluster, pods []kube.Pod, options []string) (results []driver.TrimResult, err error) {
-	for _, pod := range pods {
-		text, err := c.Run(ctx, pod, append([]string{"trim", "--output=json"}, options...)...)
-		if err != nil {
-			return nil, err
-		}
-		var some []driver.TrimResult
-		if err := json.Unmarshal(text, &some); err != nil {
-			return nil, fmt.Errorf("reading the output of trivet trim in pod %s: %w", pod.Metadata.Name, err)
-		}
-		results = append(results, some...)
-	}
-	return results, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -77,21 +78,30 @@ func (c Command) Run(ctx context.Context) error {
 func (c Command) Output(ctx context.Context) (_ string, err error) {
 	ctx, span := trace.Start(ctx, c.Name)
 	defer endSpan(span, &err)
-	path, err := exec.LookPath(c.Name)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w: install the package that contains it, or run the driver from its image", c.Name, ErrMissing)
-	}
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, c.Args...)
-	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.ExtraFiles = c.Hold
-	cmd.WaitDelay = 5 * time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd, err := c.prepare(ctx, &out)
+	if err != nil {
+		return "", err
+	}
 	if err := run(cmd); err != nil {
 		return "", c.explain(ctx, err, out.String())
 	}
 	return out.String(), nil
+}
+
+// prepare returns a program whose output goes to out, and which is killed as Run describes.
+func (c Command) prepare(ctx context.Context, out io.Writer) (*exec.Cmd, error) {
+	path, err := exec.LookPath(c.Name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: install the package that contains it, or run the driver from its image", c.Name, ErrMissing)
+	}
+	cmd := exec.CommandContext(ctx, path, c.Args...)
+	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.ExtraFiles = c.Hold
+	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd, nil
 }
 
 // endSpan ends the span of a program. The arguments and the output of the program are not in the span, because they

@@ -31,6 +31,7 @@ const (
 	SnapshotCommitted Point = "snapshot-committed" // renamed into place, rename not yet durable
 	SnapshotDone      Point = "snapshot-done"      // durable, not answered
 	SnapshotDeleted   Point = "snapshot-deleted"   // a snapshot in the trash, rename not yet durable
+	CheckAttached     Point = "check-attached"     // copy of a volume that is checked attached, not checked
 	AttachWritten     Point = "attach-written"     // attach record written under a temporary name
 	AttachLinked      Point = "attach-linked"      // attach record in place
 	DetachRemoved     Point = "detach-removed"     // attach record removed
@@ -101,7 +102,7 @@ var Move = []Point{
 var All = []Point{
 	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	ReceiveSynced, ReceiveRecorded, ReceiveMade, ReceiveMoved, ReceiveAbandoned,
-	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
+	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted, CheckAttached,
 	AttachWritten, AttachLinked, DetachRemoved,
 	StageLocked, StageEncrypted, StageOpened, StageErased, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,
 	StageBound, StageAttached, StageMounted, StageDone,

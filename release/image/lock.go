@@ -18,7 +18,7 @@ var architectures = map[string]architecture{
 }
 
 // programs are the programs that the driver starts, which linux/blockdev, linux/dm and linux/luks name.
-var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/mkfs.btrfs", "/usr/sbin/lvm", "/usr/sbin/cryptsetup"}
+var programs = []string{"/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/mkfs.xfs", "/usr/sbin/xfs_repair", "/usr/sbin/mkfs.btrfs", "/usr/bin/btrfs", "/usr/sbin/lvm", "/usr/sbin/cryptsetup"}
 
 //go:embed packages.lock
 var lockFile string

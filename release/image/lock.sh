@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 # base-files has the release of Debian and the license texts.
 packages=(base-files e2fsprogs xfsprogs btrfs-progs libblkid1 libc6 libcom-err2 libext2fs2 libinih1 libudev1 liburcu8 libuuid1
 	cryptsetup-bin libargon2-1 libcryptsetup12 libjson-c5 libpopt0 libssl3
-	lvm2 libaio1 libbsd0 libcap2 libdevmapper1.02.1 libdevmapper-event1.02.1 libedit2 libgcrypt20 libgpg-error0 liblz4-1 liblzma5 libmd0 libpcre2-8-0 libselinux1 libsystemd0 libtinfo6 libzstd1)
+	lvm2 libaio1 libbsd0 libcap2 libdevmapper1.02.1 libdevmapper-event1.02.1 libedit2 libgcrypt20 libgpg-error0 liblz4-1 liblzma5 libmd0 libpcre2-8-0 libselinux1 libsystemd0 libtinfo6 libzstd1 liblzo2-2 zlib1g)
 architectures=(amd64 arm64)
 
 work=$(mktemp -d)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -39,6 +40,7 @@ const (
 	remove              call = "DeleteVolume"
 	snapshot            call = "CreateSnapshot"
 	deleteSnapshot      call = "DeleteSnapshot"
+	check               call = "check"
 )
 
 // co is a container orchestrator with one volume, and the state that it expects. It repeats each call
@@ -196,7 +198,7 @@ var attempts = map[call]func(*co, context.Context) error{
 	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand,
 	controllerPublish: (*co).controllerPublish, controllerUnpublish: (*co).controllerUnpublish, stage: (*co).stage, unstage: (*co).unstage,
 	publish: (*co).publish, unpublish: (*co).unpublish, snapshot: (*co).snapshot, deleteSnapshot: (*co).deleteSnapshot,
-	write: func(c *co, _ context.Context) error { return c.write() },
+	write: func(c *co, _ context.Context) error { return c.write() }, check: (*co).checkFilesystem,
 }
 
 func (c *co) create(ctx context.Context) error {
@@ -229,6 +231,18 @@ func (c *co) volumeID() (string, error) {
 	}
 	c.id = id.String()
 	return c.id, nil
+}
+
+// checkFilesystem requests the driver to check the volume, which must have no errors.
+func (c *co) checkFilesystem(ctx context.Context) error {
+	results, err := driver.Check(ctx, c.host.conn, driver.CheckRequest{Volumes: []string{c.id}})
+	if err != nil { // without a gRPC code
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	if len(results) != 1 || results[0].Result != driver.CheckClean {
+		return fmt.Errorf("got the results %+v, want one that is %s", results, driver.CheckClean)
+	}
+	return nil
 }
 
 func (c *co) controllerPublish(ctx context.Context) error {

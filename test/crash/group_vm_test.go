@@ -34,6 +34,7 @@ var thinRows = slices.Concat(
 	at(row{call: snapshot, kinds: inThin}, crashpoint.CreateImage, crashpoint.SnapshotData, crashpoint.SnapshotBuilt),
 	at(row{call: snapshot, kinds: thinXFS, used: true}, crashpoint.SnapshotCommitted),
 	at(row{call: snapshot, kinds: thinXFS, group: true}, crashpoint.FreezeFrozen, crashpoint.CreateImage, crashpoint.SnapshotCommitted),
+	at(row{call: check, kinds: thinXFS}, crashpoint.CheckAttached),
 	at(row{call: deleteSnapshot, kinds: thinXFS}, crashpoint.SnapshotDeleted, crashpoint.ReapStarted),
 	at(row{call: deleteSnapshot, kinds: thinXFS, group: true}, crashpoint.SnapshotDeleted),
 	at(row{call: create, kinds: thinXFS, restored: true}, crashpoint.CreateReserved, crashpoint.CreateCommitted),

@@ -86,6 +86,9 @@ var rows = slices.Concat(
 	at(row{call: nodeExpand, kinds: slices.Concat(growable, disks)}, crashpoint.GrowDevice),
 	at(row{call: nodeExpand, kinds: images("xfs", "btrfs", rawDevice)}, crashpoint.GrowDone),
 
+	at(row{call: check, kinds: images("ext4", "xfs", "btrfs"), pool: "xfs"}, crashpoint.CheckAttached),
+	at(row{call: check, kinds: images("xfs"), pool: "btrfs"}, crashpoint.CheckAttached),
+
 	at(row{call: unpublish, kinds: ext4AndRaw}, crashpoint.UnpublishGone, crashpoint.UnpublishTarget),
 	at(row{call: unpublish, kinds: growable}, crashpoint.UnpublishDone),
 	at(row{call: unpublish, kinds: raw, readOnly: true},
@@ -114,6 +117,7 @@ var before = map[call][]call{
 	controllerUnpublish: {create, controllerPublish, stage, publish, write, unpublish, unstage},
 	remove:              {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish},
 	snapshot:            {create, controllerPublish, stage, publish, write},
+	check:               {create, controllerPublish, stage, publish, write},
 	deleteSnapshot:      {create, controllerPublish, stage, publish, write, unpublish, unstage, controllerUnpublish, snapshot},
 }
 
@@ -139,6 +143,7 @@ var undo = map[call][]call{
 	remove:              {create},
 	snapshot:            {deleteSnapshot},
 	deleteSnapshot:      {snapshot},
+	check:               nil,
 }
 
 // path returns the calls that precede the row's call.

@@ -186,8 +186,8 @@ var guests = []guest{
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup|Trim)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$|^TestTransfer$/^none-ext4$"},
-				passed("TestTransfer/none-ext4", "TestThin/thin/ext4/Trim", "TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
+				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup|Trim|Check)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$|^TestTransfer$/^none-ext4$"},
+				passed("TestTransfer/none-ext4", "TestThin/thin/ext4/Trim", "TestThin/thin/ext4/Check", "TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
 			},
 			{"./linux/dm", []string{"-test.run", "^TestKilledCreate$"}, passed("TestKilledCreate/remove", "TestKilledCreate/copy")},
 		},

@@ -1,0 +1,42 @@
+package lvm
+
+import (
+	"context"
+	"errors"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/dm"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// CheckFilesystem implements backend.FilesystemChecker. It checks a snapshot of the thin volume.
+func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found string, err error) {
+	if err := b.Checkable(v); err != nil {
+		return "", err
+	}
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return "", err
+	}
+	s := storageOf(p)
+	if s.thin == "" {
+		return "", volume.Errorf(volume.ErrPrecondition, "volume %s is not in a thin pool, so it has no snapshots: check its logical volume with the tools of %s while the volume is not staged", v.ID, v.FSType)
+	}
+	t, err := b.takeTemporary(ctx, p, v, backend.CheckPurpose, true)
+	if err != nil {
+		return "", b.Explain(p, err)
+	}
+	defer func() { err = errors.Join(err, t.release()) }()
+	if !t.formatted {
+		return "", backend.NotFormatted(v)
+	}
+	c, err := s.openCopy(ctx, t.id, dm.Shared)
+	if err != nil {
+		return "", err
+	}
+	defer s.closeCopy(t.id)
+	crashpoint.Here(crashpoint.CheckAttached)
+	return blockdev.CheckCopy(ctx, c.File, v.FSType)
+}

@@ -1,0 +1,192 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// errCheckEnds is the cause of a check that ends because the driver stops.
+var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops: check the volume again")
+
+// Values of CheckResult.Result.
+const (
+	CheckClean   = "clean"
+	CheckDamaged = "damaged"
+	CheckFailed  = "failed"
+)
+
+// checks are the checks of the filesystems of volumes in use. Nothing waits for a check, because it uses only a copy of its volume.
+type checks struct {
+	pools    *pool.Set
+	backends *backend.Registry
+	// ctx ends when the driver stops.
+	ctx  context.Context
+	stop context.CancelCauseFunc
+	// turn has one element while a volume is checked, so that only one check program needs memory at a time.
+	turn chan struct{}
+
+	mu     sync.Mutex
+	counts map[countedCheck]float64
+}
+
+// countedCheck identifies the number of checks in a pool that had a result.
+type countedCheck struct{ pool, result string }
+
+// newChecks returns the checks of a driver. They end with Close.
+func newChecks(ctx context.Context, pools *pool.Set, backends *backend.Registry, configs []pool.Config) *checks {
+	c := &checks{pools: pools, backends: backends, turn: make(chan struct{}, 1), counts: map[countedCheck]float64{}}
+	c.ctx, c.stop = context.WithCancelCause(ctx)
+	for _, config := range configs {
+		if config.Shared() {
+			continue
+		}
+		for _, result := range []string{CheckClean, CheckDamaged, CheckFailed} {
+			c.counts[countedCheck{config.Name, result}] = 0
+		}
+	}
+	return c
+}
+
+// Close ends all checks. The calls that wait for them return soon afterwards.
+func (c *checks) Close() { c.stop(errCheckEnds) }
+
+// CheckRequest names the volumes to check.
+type CheckRequest struct {
+	// Volumes are IDs.
+	Volumes []string `json:"volumes"`
+}
+
+// CheckResult is the result of the check of one volume.
+type CheckResult struct {
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"`
+	Pool string `json:"pool,omitempty"`
+	// Result is CheckClean, CheckDamaged or CheckFailed.
+	Result string `json:"result"`
+	// Began is the time of the state that was checked.
+	Began   time.Time `json:"began"`
+	Seconds float64   `json:"seconds"`
+	// Errors is the beginning of the output of the check program if the filesystem is damaged.
+	Errors string `json:"errors,omitempty"`
+	// Problem is the reason why the check has failed.
+	Problem string `json:"problem,omitempty"`
+	// LastCheck and LastResult are those of the last check before this one.
+	LastCheck  time.Time `json:"lastCheck,omitzero"`
+	LastResult string    `json:"lastResult,omitempty"`
+}
+
+// demand checks the volumes of a request.
+func (c *checks) demand(ctx context.Context, r CheckRequest) ([]CheckResult, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(c.ctx, func() { cancel(errCheckEnds) })() //nolint:contextcheck // the end of either context ends the check
+	if len(r.Volumes) == 0 {
+		return nil, volume.Errorf(volume.ErrInvalid, "the request names no volume")
+	}
+	results := []CheckResult{}
+	for _, id := range r.Volumes {
+		results = append(results, c.byID(ctx, id))
+	}
+	return results, nil
+}
+
+// byID checks the volume with an ID.
+func (c *checks) byID(ctx context.Context, id string) CheckResult {
+	r := CheckResult{ID: id, Result: CheckFailed}
+	found, v, err := c.backends.Volume(ctx, id)
+	if err == nil {
+		r.Name, r.Pool = cmp.Or(v.CoName, v.ID.Name), v.ID.Pool
+		err = c.check(ctx, found, v, &r)
+	}
+	if err != nil {
+		r.Problem = err.Error()
+	}
+	return r
+}
+
+// check checks a volume when it is its turn, records and counts the result.
+func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volume, r *CheckResult) error {
+	b, ok := found.(backend.FilesystemChecker)
+	if !ok {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: a volume of backend %s has no device that can be copied while it is in use: check the filesystem of the pool, of the server or of the disk with its own tools", v.ID, found.Name())
+	}
+	p, err := c.pools.ByID(v.ID)
+	if err != nil {
+		return err
+	}
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if last, ok, err := p.Checked(v); err == nil && ok {
+		r.LastCheck, r.LastResult = last.At, resultOf(last.Damaged)
+	}
+	r.Began = time.Now().UTC().Truncate(time.Second)
+	began := time.Now()
+	r.Errors, err = b.CheckFilesystem(ctx, v)
+	r.Seconds = time.Since(began).Seconds()
+	if ctx.Err() != nil { // the check program was killed
+		return context.Cause(ctx)
+	}
+	if errors.Is(err, volume.ErrExhausted) {
+		err = fmt.Errorf("the check needs a temporary copy, which counts with what the volume has allocated: %w", err)
+	}
+	if err == nil {
+		r.Result = resultOf(r.Errors != "")
+		err = p.SetChecked(v.ID.Name, pool.Checked{At: r.Began, Damaged: r.Errors != ""})
+	}
+	c.count(ctx, *r, err)
+	return err
+}
+
+func resultOf(damaged bool) string {
+	if damaged {
+		return CheckDamaged
+	}
+	return CheckClean
+}
+
+// count logs and counts a result, but not that a volume cannot be checked.
+func (c *checks) count(ctx context.Context, r CheckResult, err error) {
+	log := klog.FromContext(ctx)
+	switch {
+	case errors.Is(err, volume.ErrPrecondition):
+		return
+	case err != nil:
+		log.Error(err, "Checking a volume failed", "volume", r.ID)
+	case r.Result == CheckDamaged:
+		log.Error(nil, "The filesystem of a volume has errors", "volume", r.ID, "errors", r.Errors)
+	default:
+		log.Info("Checked", "volume", r.ID, "seconds", r.Seconds)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts[countedCheck{r.Pool, r.Result}]++
+}
+
+var checksTotal = prometheus.NewDesc("trivet_checks_total", "Checks of the filesystems of volumes by this process, by result: clean, damaged, failed; alert when damaged grows.", []string{"pool", "result"}, nil)
+
+// Describe implements prometheus.Collector.
+func (c *checks) Describe(ch chan<- *prometheus.Desc) { ch <- checksTotal }
+
+// Collect implements prometheus.Collector.
+func (c *checks) Collect(ch chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for of, n := range c.counts {
+		ch <- prometheus.MustNewConstMetric(checksTotal, prometheus.CounterValue, n, of.pool, of.result)
+	}
+}
