@@ -155,7 +155,7 @@ func (m *Mover) beingSent(ctx context.Context) (bool, error) {
 		return false, absent(err)
 	}
 	handle, _ := m.oldHandle()
-	report, err := m.api.Report(ctx)
+	report, err := m.api.NodeReport(ctx, m.state.From)
 	return slices.ContainsFunc(report.Volumes, func(v status.Volume) bool {
 		return v.ID == handle && slices.Contains(v.SentAs, provisioned(claim.Metadata))
 	}), err
