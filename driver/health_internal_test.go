@@ -88,8 +88,12 @@ func TestStagedSubjects(t *testing.T) {
 func TestAcceptedHealth(t *testing.T) {
 	e := status.Examination{Unexamined: []string{"slow"}}
 	for _, v := range []struct{ id, reason string }{
-		{"loop:own.01234567:v", "DiskMissing"}, {"loop:other.01234567:v", "DiskMissing"}, {"nfs:nas0:v", "ServerSilent"},
-		{"static", "ServerSilent"}, {"loop:own.01234567:w", "no reason"}, {"loop:own.01234567:x", ""},
+		{"loop:own.01234567:v", "DiskMissing"},
+		{"loop:other.01234567:v", "DiskMissing"},
+		{"nfs:nas0:v", "ServerSilent"},
+		{"static", "ServerSilent"},
+		{"loop:own.01234567:w", "no reason"},
+		{"loop:own.01234567:x", ""},
 	} {
 		e.Volumes = append(e.Volumes, status.Examined{ID: v.id, Health: []status.Health{{Status: "INACCESSIBLE", Reason: v.reason}}})
 	}

@@ -133,8 +133,8 @@ func offsetOf(t *testing.T, f *os.File, block []byte) int64 {
 	info, err := f.Stat()
 	must(t, err)
 	must(t, sys.WriteBack(f))
-	for start, stop := int64(0), int64(0); stop < info.Size(); {
-		start, stop, err = sys.NextData(f, stop, info.Size())
+	for from := int64(0); from < info.Size(); {
+		start, stop, err := sys.NextData(f, from, info.Size())
 		must(t, err)
 		data := make([]byte, stop-start)
 		_, err = f.ReadAt(data, start)
@@ -142,6 +142,7 @@ func offsetOf(t *testing.T, f *os.File, block []byte) int64 {
 		if at := bytes.Index(data, block); at >= 0 {
 			return start + int64(at)
 		}
+		from = stop
 	}
 	t.Fatalf("%s does not contain the block", f.Name())
 	return 0

@@ -36,7 +36,7 @@ func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found s
 	if err != nil {
 		return "", err
 	}
-	defer s.closeCopy(t.id)
+	defer s.closeCopy(t.id) //nolint:contextcheck // the logical volume is also closed after the end of ctx
 	crashpoint.Here(crashpoint.CheckAttached)
 	return blockdev.CheckCopy(ctx, c.File, v.FSType)
 }

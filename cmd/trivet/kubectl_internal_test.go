@@ -46,9 +46,9 @@ func TestNoOrphans(t *testing.T) {
 	}
 }
 
-// TestCanTransfer: images can be sent to another node, directories cannot.
+// TestCanTransfer: volumes in pools of a node can be sent to another node. Every node reaches those on an export.
 func TestCanTransfer(t *testing.T) {
-	for kind, want := range map[string]bool{"loop": true, "local": false, "none": false} {
+	for kind, want := range map[string]bool{"loop": true, "local": true, "nfs": false, "none": false} {
 		if got := kinds.Transfer(kind); got != want {
 			t.Errorf("%s: got %t, want %t", kind, got, want)
 		}

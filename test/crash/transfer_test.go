@@ -401,7 +401,8 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 		b.start(t, append(points, "")[i+1])
 	}
 	must(t, <-answered)
-	if undone {
+	switch {
+	case undone:
 		unstage()
 		must(t, poll(func(ctx context.Context) error {
 			got, err := controller.control.ListVolumes(ctx, &csi.ListVolumesRequest{})
@@ -411,9 +412,9 @@ func killInTransfer(t *testing.T, p crashpoint.Point, undone, differences bool, 
 			return err
 		}))
 		must(t, emptyDir(filepath.Join(b.records(), "volumes")))
-	} else if poolB.directories {
+	case poolB.directories:
 		treetest.Compare(t, poolA.data("v"), poolB.data("n"))
-	} else {
+	default:
 		poolB.withContent(t, "n", func(path string) {
 			got, err := os.ReadFile(path)
 			must(t, err)

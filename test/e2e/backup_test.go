@@ -45,8 +45,7 @@ func startS3(t *testing.T) objectStore {
 		if err != nil {
 			return err.Error(), false
 		}
-		conn.Close()
-		return "", true
+		return "", conn.Close() == nil
 	})
 	return store
 }
