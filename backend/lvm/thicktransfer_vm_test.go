@@ -46,7 +46,7 @@ func TestThickTransfer(t *testing.T) {
 // TestThickTransferInterrupted: a transfer of a snapshot of a thin pool to a thick volume continues after a restart of either driver.
 // DeleteVolume wipes what was received.
 func TestThickTransferInterrupted(t *testing.T) {
-	const size = 256 * mib
+	const size = interruptedSize
 	n := startNodesOn(t, "48Mi", backendtest.OnThinPool, onOldGroup)
 	tr := n.of("", "none")
 	source := tr.Create(t, 0, "v", size, nil)
