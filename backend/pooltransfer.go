@@ -83,7 +83,16 @@ func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spe
 func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, bases []string, j *pool.Job) error {
 	t := &target{
 		partial: partial, job: j, alive: stream.Alive, before: partial.Bytes, expected: stream.Manifest().Bytes,
-		zeroUpTo: func(offset int64) error { return partial.ZeroUpTo(ctx, offset) },
+	}
+	t.zeroUpTo = func(offset int64) error {
+		if !partial.HasGap(offset) {
+			return nil
+		}
+		// The kernel reports an error of writing back to only one sync of an open file (fsync(2)), and ZeroUpTo syncs too.
+		if err := t.await(); err != nil {
+			return err
+		}
+		return partial.ZeroUpTo(ctx, offset)
 	}
 	err := stream.Copy(ctx, partial.Verified, bases, t)
 	if err = errors.Join(err, t.await()); err != nil {
@@ -179,7 +188,7 @@ type target struct {
 	job     *pool.Job
 	// alive is Stream.Alive.
 	alive func()
-	// zeroUpTo is pool.Partial.ZeroUpTo.
+	// zeroUpTo is pool.Partial.ZeroUpTo, after await.
 	zeroUpTo func(offset int64) error
 	// expected is the size of the whole content without holes, in bytes.
 	expected int64

@@ -385,9 +385,12 @@ func (x *Partial) WriteAt(content []byte, at int64) (int, error) {
 	return n, err
 }
 
+// HasGap reports whether ZeroUpTo must zero something.
+func (x *Partial) HasGap(offset int64) bool { return x.data != nil && x.written < offset }
+
 // ZeroUpTo makes what was not written before an offset read as zeros. An image and a directory already do.
 func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
-	if x.data == nil || x.written >= offset {
+	if !x.HasGap(offset) {
 		return nil
 	}
 	err := x.data.Zero(ctx, x.Image, clone.Range{Offset: x.written, Length: offset - x.written})

@@ -229,10 +229,15 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 // Recorded is a record in a pool's directory. Its volume may exist, be in creation or being received, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder is the path of the folder with the record. Exists means that the folder is that of an existing volume, Trashed that it
-	// is in the trash.
-	Folder          string
-	Exists, Trashed bool
+	// Folder is the path of the folder with the record. Trashed means that the folder is in the trash.
+	Folder  string
+	Trashed bool
+}
+
+// WasSent reports whether a volume that is only sent while it is not in use was sent to another node since its last use.
+func (r Recorded) WasSent() bool {
+	_, err := os.Stat(filepath.Join(r.Folder, contentFile))
+	return err == nil
 }
 
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
@@ -246,7 +251,7 @@ func RecordsIn(forms volume.Forms, directory string) (all []Recorded, unreadable
 			unreadable = append(unreadable, err)
 		}
 		for _, f := range folders {
-			r := Recorded{Folder: filepath.Join(path, f.Name()), Exists: dir == volumesDir, Trashed: dir == trashDir}
+			r := Recorded{Folder: filepath.Join(path, f.Name()), Trashed: dir == trashDir}
 			b, err := os.ReadFile(filepath.Join(r.Folder, recordFile))
 			if err == nil {
 				r.Volume, err = forms.ParseVolume(b)

@@ -148,11 +148,15 @@ func (r *reception) release() {
 }
 
 // Continue implements pool.ReceivedData. The disk of an earlier call is overwritten with other content, so that the call need not
-// wait until it is wiped. All of the disk that is not received is zeroed, as for a free disk.
+// wait until it is wiped. All of the disk that is not received is zeroed, as for a free disk. A disk that is missing or cannot be read
+// is given up.
 func (r *reception) Continue(before volume.Volume, _ bool) (v volume.Volume, ok bool) {
 	v = r.NewVolume(r.pool, r.spec)
 	v.Block, v.FSType, v.Encryption = r.content.Block, r.content.FSType, r.content.Encryption
 	v.Capacity, v.SectorSize, v.Section = before.Capacity, before.SectorSize, before.Section
+	if _, err := storageOf(r.pool).locateForChange(v); errors.Is(err, volume.ErrUnavailable) {
+		return v, false
+	}
 	return v, before.Overhead() == v.Overhead() && r.room.fits(before.StorageSize(), before.SectorSize) && sectionOf(before).Wipe == r.wipe()
 }
 

@@ -108,7 +108,7 @@ func (s *storage) deactivateCopies(ctx context.Context, g dm.Group, r dm.Report,
 }
 
 // activeInTransfer reports whether a logical volume is active only during a transfer: that of a snapshot, of a thin volume that
-// was never staged, or of an existing thick one, and the volume is not staged.
+// was never staged, or of a thick one that was sent and not used since, and the volume is not staged.
 func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
 	thick, unused := lv.Pool == "", lv.HasTag(unusedTag)
 	switch {
@@ -123,7 +123,7 @@ func (i inventory) activeInTransfer(lv dm.LogicalVolume) bool {
 	}
 	record := i.volumes[guidOf(lv.Tags[tag])]
 	staged, err := showsVolume(record.Volume)
-	return err == nil && !staged && (!thick || record.Exists)
+	return err == nil && !staged && (!thick || record.WasSent() && !record.Trashed)
 }
 
 // outgoing is a logical volume that is sent to another node.

@@ -1,7 +1,6 @@
 package move
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,8 +135,12 @@ func (m *Mover) checkUnused(ctx context.Context) error {
 		return errUsed
 	}
 	if now().Sub(m.unused) > maxUnchecked {
-		if sent, err := m.beingSent(ctx); err != nil || !sent {
-			return cmp.Or(err, errUsed)
+		sent, err := m.beingSent(ctx)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: %w", errUsed, err)
+		case !sent:
+			return errUsed
 		}
 	}
 	m.unused = begin

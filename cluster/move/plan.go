@@ -263,8 +263,8 @@ func (m *Mover) planCopies(ctx context.Context, p *Plan, report status.Report, c
 	switch {
 	case !known:
 		return fmt.Errorf("node %q has no open pool %q for the copy: see 'kubectl trivet status'", p.To, pool)
-	case largest < p.SizeBytes:
-		return fmt.Errorf("node %q has room for a volume of %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(largest), volume.FormatSize(p.SizeBytes))
+	case min(room, largest) < p.SizeBytes: // room is reduced by the volumes that a drain moves before
+		return fmt.Errorf("node %q has room for a volume of %s, and the volume has %s: see docs/operations/capacity.md", p.To, volume.FormatSize(min(room, largest)), volume.FormatSize(p.SizeBytes))
 	}
 	p.Single = p.NoSnapshots != "" || room < 2*p.SizeBytes
 	from, err := m.api.Node(ctx, p.From)

@@ -263,4 +263,9 @@ func TestPlanDrain(t *testing.T) {
 	if u := d.Unmovable[0]; u.Claim != "ns/data-2" || !strings.Contains(u.Reason.Error(), "backend disk cannot send") {
 		t.Errorf("got %+v, want ns/data-2 because of its backend", u)
 	}
+	report.Pools[1].RoomBytes, report.Pools[2].RoomBytes = 3<<29, 1<<29
+	d, err = move.PlanDrain(t.Context(), connect(t, answers), report, "a", move.Options{Transfers: isImage})
+	if err != nil || len(d.Moves) != 2 || len(d.Unmovable) != 2 {
+		t.Errorf("with room for one volume: got %+v, %v, want the move that has begun and one other", d, err)
+	}
 }

@@ -90,6 +90,7 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 	}()
 	defer func() { cancel(); <-ended }()
 	sum, unchecked, checked, index := newChecksum(), int64(0), from, o.indexSize()
+	sent := time.Now()
 	for {
 		c, more, err := o.next(ctx)
 		switch {
@@ -104,11 +105,18 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 				return err
 			}
 		}
-		if !c.skipped {
+		switch {
+		case !c.skipped:
 			sum.add(c.offset, c.content())
 			if err := o.write(ctx, c); err != nil {
 				return err
 			}
+			sent = time.Now()
+		case time.Since(sent) > waitInterval: // zeros are read slowly
+			if err := writeFrame(o.to, frame{kind: kindWait}); err != nil {
+				return err
+			}
+			sent = time.Now()
 		}
 		o.free <- c.buf
 	}
