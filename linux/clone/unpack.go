@@ -189,14 +189,12 @@ func (u *Unpacked) clear(upTo int64) error {
 			return fail("fstatat", f.dirs.Top(), err)
 		}
 	}
-	file, err := openat(f.dirs.Top(), f.current.name, unix.O_RDWR|unix.O_NOFOLLOW, 0)
-	if err != nil {
+	if err := f.open(context.Background()); err != nil {
 		return err
 	}
-	defer file.Close()
 	from := max(0, upTo-f.start) // truncating within a hole could allocate a block
-	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, f.current.Size-from)
-	return fail("fallocate", file, err)
+	err := unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, f.current.Size-from)
+	return fail("fallocate", f.file, err)
 }
 
 // WriteAt implements io.WriterAt, for offsets behind the index. It is fast if each call is behind the last one.
@@ -234,7 +232,7 @@ func (u *Unpacked) Finish(ctx context.Context) error {
 			return u.Sync()
 		}
 		if err == nil {
-			err = f.apply(r)
+			err = f.apply(ctx, r)
 		}
 		if err != nil {
 			return errors.Join(err, f.abort())
@@ -252,7 +250,7 @@ type finishing struct {
 }
 
 // apply applies a record.
-func (f *finishing) apply(r packedRecord) error {
+func (f *finishing) apply(ctx context.Context, r packedRecord) error {
 	if r.attribute != "" {
 		return f.attribute(r.attribute, r.value)
 	}
@@ -266,12 +264,12 @@ func (f *finishing) apply(r packedRecord) error {
 		if err := f.enter(r.entry); err != nil {
 			return err
 		}
-		return f.begin(f.dirs.Top(), ".", r.entry)
+		return f.begin(ctx, f.dirs.Top(), ".", r.entry)
 	}
 	if r.entry.Marks&markAgain != 0 {
 		return nil
 	}
-	return f.begin(f.dirs.Top(), r.entry.name, r.entry)
+	return f.begin(ctx, f.dirs.Top(), r.entry.name, r.entry)
 }
 
 // attribute sets an extended attribute of the pending entry. It omits what describes only how the filesystem stores the data.
@@ -298,13 +296,13 @@ func (f *finishing) hasRoom() bool {
 }
 
 // begin begins with the attributes of an entry.
-func (f *finishing) begin(dir *os.File, name string, e *packedEntry) (err error) {
+func (f *finishing) begin(ctx context.Context, dir *os.File, name string, e *packedEntry) (err error) {
 	f.pending = e
-	if f.node, err = openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0); err != nil {
+	if f.node, err = openPacked(dir, name, e); err != nil {
 		return err
 	}
 	if kind := e.kind(); kind == unix.S_IFREG || kind == unix.S_IFDIR {
-		if f.plain, err = openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOATIME, 0); err != nil {
+		if f.plain, err = reopen(ctx, f.node, readFlags); err != nil {
 			return err
 		}
 		protection, err := protectionOf(f.plain)
