@@ -44,9 +44,13 @@ type Unpacked struct {
 }
 
 // Unpack makes all entries of a packed tree in the empty directory t.Root: files have their size and no data, and no entry has its
-// attributes. The error is ErrIndex if the index is invalid. After an error, the root contains a part of the tree.
+// attributes. The error is ErrIndex if the index is invalid, and ErrTooMany before an entry is made. After another error, the root
+// contains a part of the tree.
 func Unpack(t Target) (*Unpacked, error) {
-	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}, max: t.MaxInodes}
+	if err := t.checkInodes(); err != nil {
+		return nil, err
+	}
+	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}}
 	defer b.close()
 	defer b.links.close()
 	if err := removeDefaultACL(t.Root); err != nil {
@@ -58,13 +62,33 @@ func Unpack(t Target) (*Unpacked, error) {
 	return newUnpacked(t), nil
 }
 
+// checkInodes returns ErrTooMany if the index has more than MaxInodes files and directories.
+func (t *Target) checkInodes() error {
+	if t.MaxInodes == 0 {
+		return nil
+	}
+	f := t.files(0, t.Each)
+	for count := int64(0); count <= t.MaxInodes; {
+		r, err := f.read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if r.entry != nil && r.entry.Marks&markAgain == 0 {
+			count++
+		}
+	}
+	return ErrTooMany
+}
+
 func newUnpacked(t Target) *Unpacked { return &Unpacked{t, t.files(unix.O_RDWR, t.Each)} }
 
 // unpacking makes the entries.
 type unpacking struct {
 	*packedFiles
-	links     links
-	made, max int64
+	links links
 }
 
 func (u *unpacking) run() error {
@@ -85,11 +109,6 @@ func (u *unpacking) run() error {
 // make makes the entry of a record.
 func (u *unpacking) make(r packedRecord) error {
 	e := r.entry
-	if e != nil && e.Marks&markAgain == 0 {
-		if u.made++; u.max > 0 && u.made > u.max {
-			return ErrTooMany
-		}
-	}
 	switch {
 	case e == nil && r.attribute != "":
 		return nil
