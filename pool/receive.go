@@ -345,7 +345,7 @@ func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
 		return err
 	}
 	if x.content.Tree != nil {
-		return x.beginTree()
+		return x.beginTree() //nolint:contextcheck // x.each ends it with ctx
 	}
 	return x.pool.medium.ExplainWrite(x.Image.Truncate(x.content.StorageSize()))
 }

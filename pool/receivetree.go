@@ -144,7 +144,8 @@ func (x *Partial) makeTree() error {
 	x.tree, err = clone.Unpack(t)
 	switch {
 	case errors.Is(err, clone.ErrIndex):
-		return volume.Errorf(volume.ErrDamaged, "the other node has sent a directory that cannot be created: %w", err)
+		err = volume.Errorf(volume.ErrDamaged, "the other node has sent a directory that cannot be created: retry; the transfer begins again: %w", err)
+		return errors.Join(err, x.restart(false))
 	case errors.Is(err, clone.ErrTooMany):
 		return volume.Errorf(volume.ErrOutOfRange, "capacity_range: a volume with %s may have %d files and directories, and its content has more: request more capacity", volume.ExactSize(x.v.Capacity), t.MaxInodes)
 	case err != nil:

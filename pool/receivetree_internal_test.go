@@ -109,6 +109,31 @@ func TestReceiveTree(t *testing.T) {
 	}
 }
 
+// TestReceiveInvalidIndex: after an index that is invalid, the index is received again.
+func TestReceiveInvalidIndex(t *testing.T) {
+	p, _ := openPlain(t)
+	packed, m := packFiles(t, 1<<20)
+	size := packed.IndexSize
+	x := receiveTree(t, p, m)
+	must(t, x.Begin(t.Context(), "", func() {}))
+	must(t, writePacked(t, x, packed, 0, size))
+	_, err := x.WriteAt([]byte{0xff}, size-1) // all entries precede the last record
+	must(t, err)
+	if err := x.Complete(size, size); !errors.Is(err, volume.ErrDamaged) {
+		t.Errorf("an invalid index: got %v, want ErrDamaged", err)
+	}
+	x.Close()
+
+	x = receiveTree(t, p, m)
+	defer x.Close()
+	if x.Verified != 0 || x.Bytes != 0 {
+		t.Errorf("after an invalid index: got offset %d after %d bytes, want 0", x.Verified, x.Bytes)
+	}
+	must(t, x.Begin(t.Context(), "", func() {}))
+	must(t, writePacked(t, x, packed, 0, size))
+	must(t, x.Complete(size, size))
+}
+
 // TestReceiveHostileTree: content whose index was not verified, and more than the capacity are refused.
 func TestReceiveHostileTree(t *testing.T) {
 	p, _ := openPlain(t)

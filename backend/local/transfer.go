@@ -142,6 +142,9 @@ func (b *Backend) sendTemporary(ctx context.Context, p *pool.Pool, v volume.Volu
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s: its transfer needs a snapshot, for which pool %q of its node has no room: %w", v.ID, p.Name(), err)
 	}
 	if err != nil {
+		if dir != nil {
+			_ = dir.Close()
+		}
 		return nil, err
 	}
 	writers := set.Snapshots[0].Writers()

@@ -56,7 +56,7 @@ const readFlags = unix.O_RDONLY | unix.O_NOATIME
 // the kernel breaks the lease (fcntl(2); lease-break-time in proc_sys_fs(5), by default 45 seconds).
 const leaseBreak = time.Minute
 
-// reopen opens the regular file that node, opened with O_PATH, refers to, with flags of open(2). While another process has
+// reopen opens the regular file or directory that node, opened with O_PATH, refers to, with flags of open(2). While another process has
 // a write lease on the file, open(2) with O_NONBLOCK fails with EAGAIN, and reopen retries.
 func reopen(ctx context.Context, node *os.File, flags int) (*os.File, error) {
 	var fd int

@@ -45,7 +45,8 @@ func linkOf(e *entry) (l link, err error) {
 func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.protection) }
 
 // add creates the name of e as a hard link to the copy of the file. found is false if the file is not copied
-// yet. The last name replaces the additional link, so that the copy never has more links than the source.
+// yet. The last name replaces the additional link, so that the copy never has more links than the source. The error is EEXIST
+// if the name exists.
 func (ls *links) add(l link, e *entry) (found bool, err error) {
 	if ls.dir == nil {
 		return false, nil
@@ -61,6 +62,13 @@ func (ls *links) add(l link, e *entry) (found bool, err error) {
 	}
 	if st.Nlink < e.st.Nlink {
 		return true, fail("linkat", e.dst, unix.Linkat(from, l.String(), to, e.Name, 0))
+	}
+	err = unix.Fstatat(to, e.Name, &st, unix.AT_SYMLINK_NOFOLLOW) // NFS does not support RENAME_NOREPLACE
+	if err == nil {
+		err = unix.EEXIST
+	}
+	if !errors.Is(err, unix.ENOENT) {
+		return true, fail("fstatat", e.dst, err)
 	}
 	return true, ls.release(l, func() error {
 		return fail("renameat", e.dst, unix.Renameat(from, l.String(), to, e.Name))

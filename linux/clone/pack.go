@@ -377,22 +377,32 @@ func (f *packedFiles) enter(e *packedEntry) error {
 	return f.dirs.Push(dir)
 }
 
-// open opens the current file. It opens no other type of file, because opening a device has effects.
+// open opens the current file.
 func (f *packedFiles) open(ctx context.Context) error {
-	node, err := openat(f.dirs.Top(), f.current.name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	node, err := openPacked(f.dirs.Top(), f.current.name, f.current)
 	if err != nil {
 		return err
 	}
 	defer node.Close()
-	st, err := stat(node)
-	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != f.current.Size) {
-		err = &fs.PathError{Op: "open", Path: f.current.name, Err: fmt.Errorf("its type or size of %d bytes has changed", f.current.Size)}
-	}
-	if err != nil {
-		return err
-	}
 	f.file, err = reopen(ctx, node, f.flags)
 	return err
+}
+
+// openPacked opens a name of an entry with O_PATH. It refuses a file of another type or size, because opening a device has effects.
+func openPacked(dir *os.File, name string, e *packedEntry) (*os.File, error) {
+	node, err := openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := stat(node)
+	if err == nil && (st.Mode&unix.S_IFMT != e.kind() || e.kind() == unix.S_IFREG && st.Size != e.Size) {
+		err = &fs.PathError{Op: "open", Path: name, Err: fmt.Errorf("its type or size of %d bytes has changed", e.Size)}
+	}
+	if err != nil {
+		node.Close()
+		return nil, err
+	}
+	return node, nil
 }
 
 // ranges yields the ranges of the data of the current file from an offset on. It returns false if no more ranges are wanted.

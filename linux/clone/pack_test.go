@@ -303,7 +303,8 @@ func TestPackCancel(t *testing.T) {
 	}
 }
 
-// TestUnpackTooMany: not more files and directories are made than the target may have. Another name of a file is not another file.
+// TestUnpackTooMany: a tree with more files and directories than the target may have is refused before one is made. Another name of
+// a file is not another file.
 func TestUnpackTooMany(t *testing.T) {
 	dir := filesystem(t, "ext4", "256M")
 	src := mkdir(t, dir, "src")
@@ -313,10 +314,15 @@ func TestUnpackTooMany(t *testing.T) {
 	}
 	p := pack(t, src)
 	for most, want := range map[int64]error{3: nil, 2: clone.ErrTooMany} {
-		target := targetOf(t, p, mkdir(t, dir, fmt.Sprintf("at most %d", most)))
+		dst := mkdir(t, dir, fmt.Sprintf("at most %d", most))
+		target := targetOf(t, p, dst)
 		target.MaxInodes = most
 		if _, err := clone.Unpack(target); !errors.Is(err, want) {
 			t.Errorf("at most %d files and directories: got error %v, want %v", most, err, want)
+		}
+		names, err := os.ReadDir(dst)
+		if must(t, err); want != nil && len(names) > 0 {
+			t.Errorf("at most %d files and directories: got %v, want none", most, names)
 		}
 	}
 }

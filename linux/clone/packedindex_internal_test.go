@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
@@ -128,7 +130,11 @@ func TestHostileTree(t *testing.T) {
 			named("a", unix.S_IFLNK|0o777, func(e *packedEntry) { e.target = "../outside" }),
 			named("a", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600), nil,
 		},
-		"same name twice":  {named("a", unix.S_IFREG|0o600), named("a", unix.S_IFREG|0o600)},
+		"same name twice": {named("a", unix.S_IFREG|0o600), named("a", unix.S_IFREG|0o600)},
+		"last name twice": {
+			named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }),
+			named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }),
+		},
 		"unknown link":     {named("a", unix.S_IFREG|0o600, again)},
 		"first name twice": {named("a", unix.S_IFREG|0o600, link), named("b", unix.S_IFREG|0o600, link)},
 		"more names":       {named("a", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links = 7, 2 }), named("b", unix.S_IFREG|0o600, again), named("c", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }), named("d", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain })},
@@ -143,6 +149,63 @@ func TestHostileTree(t *testing.T) {
 			unchanged()
 		})
 	}
+}
+
+// TestUnpackDevice: no block device gets the name of a regular file, and a file that was replaced by one is not opened.
+func TestUnpackDevice(t *testing.T) {
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	disk, _, _ := testenv.Disk(t, 1<<20)
+	data := bytes.Repeat([]byte("data"), 1<<18)
+	must(os.WriteFile(disk, data, 0))
+	var st unix.Stat_t
+	must(unix.Stat(disk, &st))
+	root, file := named("", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600, func(e *packedEntry) { e.Size = 1 << 20 })
+	unchanged := func() {
+		t.Helper()
+		if got, err := os.ReadFile(disk); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("the content of the device has changed, or reading it fails with %v", err)
+		}
+	}
+
+	b, size := indexOf(t, root,
+		named("device", unix.S_IFBLK|0o600, func(e *packedEntry) { e.Device, e.Inode, e.Links = st.Rdev, 7, 2 }), file,
+		named("file", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }), nil)
+	target, _ := targetOf(t, b, size)
+	if _, err := Unpack(target); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("a name of the device that the file has: got %v, want %v", err, unix.EEXIST)
+	}
+	if u, err := OpenUnpacked(target, target.IndexSize); err == nil {
+		u.Close()
+	}
+	unchanged()
+
+	b, size = indexOf(t, root, file, nil)
+	target, _ = targetOf(t, b, size)
+	u, err := Unpack(target)
+	must(err)
+	at := int(target.Root.Fd())
+	must(unix.Unlinkat(at, "file", 0))
+	must(unix.Mknodat(at, "file", unix.S_IFBLK|0o600, int(st.Rdev)))
+	events, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	must(err)
+	defer unix.Close(events)
+	_, err = unix.InotifyAddWatch(events, sys.Path(target.Root)+"/file", unix.IN_OPEN)
+	must(err)
+	if _, err := OpenUnpacked(target, target.IndexSize); err == nil {
+		t.Error("OpenUnpacked with the device: got no error")
+	}
+	if err := u.Finish(t.Context()); err == nil {
+		t.Error("Finish with the device: got no error")
+	}
+	if n, err := unix.Read(events, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("got %d bytes of events and error %v, want none: the device was opened", n, err)
+	}
+	unchanged()
 }
 
 // targetOf describes the tree of an index in a new directory. unchanged verifies that nothing outside of the tree was changed.

@@ -44,9 +44,13 @@ type Unpacked struct {
 }
 
 // Unpack makes all entries of a packed tree in the empty directory t.Root: files have their size and no data, and no entry has its
-// attributes. The error is ErrIndex if the index is invalid. After an error, the root contains a part of the tree.
+// attributes. The error is ErrIndex if the index is invalid, and ErrTooMany before an entry is made. After another error, the root
+// contains a part of the tree.
 func Unpack(t Target) (*Unpacked, error) {
-	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}, max: t.MaxInodes}
+	if err := t.checkInodes(); err != nil {
+		return nil, err
+	}
+	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}}
 	defer b.close()
 	defer b.links.close()
 	if err := removeDefaultACL(t.Root); err != nil {
@@ -58,13 +62,33 @@ func Unpack(t Target) (*Unpacked, error) {
 	return newUnpacked(t), nil
 }
 
+// checkInodes returns ErrTooMany if the index has more than MaxInodes files and directories.
+func (t *Target) checkInodes() error {
+	if t.MaxInodes == 0 {
+		return nil
+	}
+	f := t.files(0, t.Each)
+	for count := int64(0); count <= t.MaxInodes; {
+		r, err := f.read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if r.entry != nil && r.entry.Marks&markAgain == 0 {
+			count++
+		}
+	}
+	return ErrTooMany
+}
+
 func newUnpacked(t Target) *Unpacked { return &Unpacked{t, t.files(unix.O_RDWR, t.Each)} }
 
 // unpacking makes the entries.
 type unpacking struct {
 	*packedFiles
-	links     links
-	made, max int64
+	links links
 }
 
 func (u *unpacking) run() error {
@@ -85,11 +109,6 @@ func (u *unpacking) run() error {
 // make makes the entry of a record.
 func (u *unpacking) make(r packedRecord) error {
 	e := r.entry
-	if e != nil && e.Marks&markAgain == 0 {
-		if u.made++; u.max > 0 && u.made > u.max {
-			return ErrTooMany
-		}
-	}
 	switch {
 	case e == nil && r.attribute != "":
 		return nil
@@ -189,14 +208,12 @@ func (u *Unpacked) clear(upTo int64) error {
 			return fail("fstatat", f.dirs.Top(), err)
 		}
 	}
-	file, err := openat(f.dirs.Top(), f.current.name, unix.O_RDWR|unix.O_NOFOLLOW, 0)
-	if err != nil {
+	if err := f.open(context.Background()); err != nil {
 		return err
 	}
-	defer file.Close()
 	from := max(0, upTo-f.start) // truncating within a hole could allocate a block
-	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, f.current.Size-from)
-	return fail("fallocate", file, err)
+	err := unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, f.current.Size-from)
+	return fail("fallocate", f.file, err)
 }
 
 // WriteAt implements io.WriterAt, for offsets behind the index. It is fast if each call is behind the last one.
@@ -234,7 +251,7 @@ func (u *Unpacked) Finish(ctx context.Context) error {
 			return u.Sync()
 		}
 		if err == nil {
-			err = f.apply(r)
+			err = f.apply(ctx, r)
 		}
 		if err != nil {
 			return errors.Join(err, f.abort())
@@ -252,7 +269,7 @@ type finishing struct {
 }
 
 // apply applies a record.
-func (f *finishing) apply(r packedRecord) error {
+func (f *finishing) apply(ctx context.Context, r packedRecord) error {
 	if r.attribute != "" {
 		return f.attribute(r.attribute, r.value)
 	}
@@ -266,12 +283,12 @@ func (f *finishing) apply(r packedRecord) error {
 		if err := f.enter(r.entry); err != nil {
 			return err
 		}
-		return f.begin(f.dirs.Top(), ".", r.entry)
+		return f.begin(ctx, f.dirs.Top(), ".", r.entry)
 	}
 	if r.entry.Marks&markAgain != 0 {
 		return nil
 	}
-	return f.begin(f.dirs.Top(), r.entry.name, r.entry)
+	return f.begin(ctx, f.dirs.Top(), r.entry.name, r.entry)
 }
 
 // attribute sets an extended attribute of the pending entry. It omits what describes only how the filesystem stores the data.
@@ -298,13 +315,13 @@ func (f *finishing) hasRoom() bool {
 }
 
 // begin begins with the attributes of an entry.
-func (f *finishing) begin(dir *os.File, name string, e *packedEntry) (err error) {
+func (f *finishing) begin(ctx context.Context, dir *os.File, name string, e *packedEntry) (err error) {
 	f.pending = e
-	if f.node, err = openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0); err != nil {
+	if f.node, err = openPacked(dir, name, e); err != nil {
 		return err
 	}
 	if kind := e.kind(); kind == unix.S_IFREG || kind == unix.S_IFDIR {
-		if f.plain, err = openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOATIME, 0); err != nil {
+		if f.plain, err = reopen(ctx, f.node, readFlags); err != nil {
 			return err
 		}
 		protection, err := protectionOf(f.plain)
