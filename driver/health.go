@@ -445,7 +445,8 @@ func (d *Driver) healthRound(found map[string]status.Examination) kube.HealthRou
 			for _, h := range v.Health {
 				round.Conditions = append(round.Conditions, kube.VolumeCondition{
 					Volume: v.ID, Node: node, Reason: h.Reason, Message: h.Message,
-					Inaccessible: h.Status == csi.VolumeHealthErrorType_INACCESSIBLE.String(),
+					// A volume whose record is damaged has no other check.
+					Inaccessible: h.Status == csi.VolumeHealthErrorType_INACCESSIBLE.String() || h.Reason == string(backend.ReasonRecordDamaged),
 				})
 			}
 		}

@@ -52,6 +52,10 @@ func TestHealthRound(t *testing.T) {
 	if len(r.Conditions) != 1 || r.Conditions[0].Node != "a" || r.Conditions[0].Message != "gone" || !r.Conditions[0].Inaccessible {
 		t.Errorf("got conditions %+v", r.Conditions)
 	}
+	damaged := status.Examination{Volumes: []status.Examined{{ID: "loop:fast.01234567:v", Health: []status.Health{{Status: "DATA_LOSS", Reason: "RecordDamaged"}}}}}
+	if all := d.healthRound(map[string]status.Examination{"a": damaged}).Conditions; len(all) != 1 || !all[0].Inaccessible {
+		t.Errorf("got conditions %+v of a damaged record, want that the volume could not be examined completely", all)
+	}
 	for id, want := range map[string]bool{
 		"loop:fast.01234567:v": true, "loop:slow.01234567:w": false, "nfs:nas0:v": false, "nfs:nas1:v": true, "static": true,
 	} {
