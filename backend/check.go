@@ -40,10 +40,15 @@ func NotFormatted(v volume.Volume) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s has no filesystem yet: the driver creates it when the volume is staged for the first time", v.ID)
 }
 
-// FilesystemCondition is a Check that reports the errors which the last check of a volume has found.
+// FilesystemCondition is a Check that reports the errors which the last check of a volume has found, or that
+// they cannot be read.
 func FilesystemCondition(p *pool.Pool, v volume.Volume) *Condition {
 	c, ok, err := p.Checked(v)
-	if err != nil || !ok || !c.Damaged {
+	if err != nil {
+		unavailable := PoolUnavailable(err)
+		return &unavailable
+	}
+	if !ok || !c.Damaged {
 		return nil
 	}
 	return &Condition{

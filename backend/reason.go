@@ -1,5 +1,7 @@
 package backend
 
+import "slices"
+
 // Reason identifies the problem of a Condition for programs. A volume has at most one condition with the
 // same reason. docs/reference/metrics.md has a row for each reason.
 type Reason string
@@ -48,3 +50,17 @@ const (
 	ReasonFilesystemReadOnly Reason = "FilesystemReadOnly"
 	ReasonFilesystemShutDown Reason = "FilesystemShutDown"
 )
+
+var reasons = []Reason{
+	ReasonPoolUnavailable, ReasonPoolAlmostFull, ReasonTrashStuck, ReasonPoolFull,
+	ReasonPoolNeedsRepair, ReasonServerSilent, ReasonDiskInTwoPools, ReasonDiskOrphaned,
+	ReasonDiskNotWiped, ReasonPoolMetadataAlmostFull, ReasonRecordDamaged, ReasonDiskMissing,
+	ReasonDiskTwice, ReasonDiskUnreadable, ReasonPartitionTableDamaged, ReasonDirectoryMissing,
+	ReasonDirectoryUnreachable, ReasonQuotaNotInForce, ReasonQuotaChanged, ReasonQuotaLost,
+	ReasonQuotaUnreadable, ReasonImageMissing, ReasonImageTruncated, ReasonImageUnreadable,
+	ReasonLockLost, ReasonFilesystemDamaged, ReasonUnresponsive, ReasonDeviceDetached,
+	ReasonNotMounted, ReasonFilesystemErrors, ReasonFilesystemReadOnly, ReasonFilesystemShutDown,
+}
+
+// Known reports whether a reason is one of the constants.
+func (r Reason) Known() bool { return slices.Contains(reasons, r) }

@@ -144,9 +144,13 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	if errors.Is(err, volume.ErrExhausted) {
 		err = fmt.Errorf("the check needs a temporary copy, which counts with what the volume has allocated: %w", err)
 	}
-	if err == nil {
-		r.Result = resultOf(r.Errors != "")
-		err = p.SetChecked(v.ID.Name, pool.Checked{At: r.Began, Damaged: r.Errors != ""})
+	damaged := r.Errors != "" // also if the release of the copy has failed
+	if damaged || err == nil {
+		recordErr := p.SetChecked(v.ID.Name, pool.Checked{At: r.Began, Damaged: damaged})
+		if damaged || recordErr == nil {
+			r.Result = resultOf(damaged)
+		}
+		err = errors.Join(err, recordErr)
 	}
 	c.count(ctx, *r, err)
 	return err

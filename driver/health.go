@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -42,6 +41,9 @@ const (
 	maxExaminations = 16
 	// nodeHealthTimeout limits the wait for the result of one node.
 	nodeHealthTimeout = 5 * time.Second
+	// maxNodeVolumes limits the volumes of one node's result, because the controller does not trust the nodes and keeps the result
+	// in memory.
+	maxNodeVolumes = 10000
 )
 
 // examiner examines the volumes of this node by NodeGetVolumeHealth, and keeps the conditions that it finds. These are all
@@ -366,17 +368,15 @@ func (n *nodeHealth) collect(ctx context.Context) {
 	n.found = found
 }
 
-// validReason matches the reasons that the label of an event may contain.
-var validReason = regexp.MustCompile(`^[A-Z][A-Za-z]{0,62}$`)
-
 // accepted returns the part of a node's result that the controller accepts: of a volume in a pool of a node only if that node
-// owns the pool, and of all volumes of NFS servers, because it is not known which of them are staged on the node.
+// owns the pool, and of all volumes of NFS servers, because it is not known which of them are staged on the node. It accepts known reasons
+// only, and at most maxNodeVolumes volumes.
 func accepted(e status.Examination, owns func(volume.ID) bool) status.Examination {
 	out := status.Examination{Unexamined: e.Unexamined}
 	for _, v := range e.Volumes {
 		id, err := volume.ParseID(v.ID)
-		v.Health = slices.DeleteFunc(v.Health, func(h status.Health) bool { return !validReason.MatchString(h.Reason) })
-		if len(v.Health) > 0 && (err != nil || id.Shared() || owns(id)) {
+		v.Health = slices.DeleteFunc(v.Health, func(h status.Health) bool { return !backend.Reason(h.Reason).Known() })
+		if len(v.Health) > 0 && len(out.Volumes) < maxNodeVolumes && (err != nil || id.Shared() || owns(id)) {
 			out.Volumes = append(out.Volumes, v)
 		}
 	}
@@ -445,7 +445,8 @@ func (d *Driver) healthRound(found map[string]status.Examination) kube.HealthRou
 			for _, h := range v.Health {
 				round.Conditions = append(round.Conditions, kube.VolumeCondition{
 					Volume: v.ID, Node: node, Reason: h.Reason, Message: h.Message,
-					Inaccessible: h.Status == csi.VolumeHealthErrorType_INACCESSIBLE.String(),
+					// A volume whose record is damaged has no other check.
+					Inaccessible: h.Status == csi.VolumeHealthErrorType_INACCESSIBLE.String() || h.Reason == string(backend.ReasonRecordDamaged),
 				})
 			}
 		}

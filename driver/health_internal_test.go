@@ -52,6 +52,10 @@ func TestHealthRound(t *testing.T) {
 	if len(r.Conditions) != 1 || r.Conditions[0].Node != "a" || r.Conditions[0].Message != "gone" || !r.Conditions[0].Inaccessible {
 		t.Errorf("got conditions %+v", r.Conditions)
 	}
+	damaged := status.Examination{Volumes: []status.Examined{{ID: "loop:fast.01234567:v", Health: []status.Health{{Status: "DATA_LOSS", Reason: "RecordDamaged"}}}}}
+	if all := d.healthRound(map[string]status.Examination{"a": damaged}).Conditions; len(all) != 1 || !all[0].Inaccessible {
+		t.Errorf("got conditions %+v of a damaged record, want that the volume could not be examined completely", all)
+	}
 	for id, want := range map[string]bool{
 		"loop:fast.01234567:v": true, "loop:slow.01234567:w": false, "nfs:nas0:v": false, "nfs:nas1:v": true, "static": true,
 	} {
@@ -84,7 +88,8 @@ func TestStagedSubjects(t *testing.T) {
 	}
 }
 
-// TestAcceptedHealth: the controller ignores what a node reports about pools of other nodes, and reasons that cannot be a label.
+// TestAcceptedHealth: the controller ignores what a node reports about pools of other nodes, unknown reasons, and what exceeds the
+// limit.
 func TestAcceptedHealth(t *testing.T) {
 	e := status.Examination{Unexamined: []string{"slow"}}
 	for _, v := range []struct{ id, reason string }{
@@ -93,7 +98,7 @@ func TestAcceptedHealth(t *testing.T) {
 		{"nfs:nas0:v", "ServerSilent"},
 		{"static", "ServerSilent"},
 		{"loop:own.01234567:w", "no reason"},
-		{"loop:own.01234567:x", ""},
+		{"loop:own.01234567:x", "Invented"},
 	} {
 		e.Volumes = append(e.Volumes, status.Examined{ID: v.id, Health: []status.Health{{Status: "INACCESSIBLE", Reason: v.reason}}})
 	}
@@ -104,5 +109,11 @@ func TestAcceptedHealth(t *testing.T) {
 	}
 	if want := []string{"loop:own.01234567:v", "nfs:nas0:v", "static"}; !slices.Equal(ids, want) || !slices.Equal(got.Unexamined, e.Unexamined) {
 		t.Errorf("got volumes %q and unexamined pools %q, want %q and %q", ids, got.Unexamined, want, e.Unexamined)
+	}
+	for range 2 * maxNodeVolumes {
+		e.Volumes = append(e.Volumes, status.Examined{ID: "static", Health: []status.Health{{Reason: "ServerSilent"}}})
+	}
+	if n := len(accepted(e, func(volume.ID) bool { return true }).Volumes); n != maxNodeVolumes {
+		t.Errorf("got %d volumes of one node, want %d", n, maxNodeVolumes)
 	}
 }

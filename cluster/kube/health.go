@@ -165,7 +165,7 @@ func (e *HealthEvents) observe(r HealthRound) {
 		for _, found := range now[key] {
 			o.nodes[found.Node], o.found, o.current, o.goneOn = true, found, true, ""
 		}
-		if len(o.nodes) == 0 && (o.goneOn == "" || o.warned.IsZero()) {
+		if len(o.nodes) == 0 && o.goneOn == "" || !o.current && o.warned.IsZero() {
 			delete(e.open, key) // no node can tell, or nobody was told
 		}
 	}

@@ -120,6 +120,16 @@ func TestOrphans(t *testing.T) {
 	}) {
 		t.Errorf("got %+v, want the PersistentVolume of a pool that no node has", got)
 	}
+	examined := sample()
+	examined.AddHealth("a", status.Examination{Volumes: []status.Examined{
+		{ID: "loop:slow.89abcdef:flex", Health: []status.Health{{Status: "INACCESSIBLE", Reason: "PoolUnavailable"}}},
+		{ID: missing, Health: []status.Health{{Status: "DATA_LOSS", Reason: "RecordDamaged"}}},
+	}})
+	for _, o := range findOrphans(examined, volumes, contents) {
+		if o.Name == "loop:slow.89abcdef:flex" || o.Name == missing || o.Name == "pv-3" {
+			t.Errorf("got %+v of a volume that only an examination has reported, want no orphan", o)
+		}
+	}
 	twice := sample()
 	twice.Pools = append(twice.Pools, status.Pool{Name: "fast", UUID: "01234567", Node: "b"})
 	for _, o := range findOrphans(twice, volumes, contents) {

@@ -60,8 +60,9 @@ func findOrphans(r status.Report, volumes []kube.PersistentVolume, contents []ku
 	existing := map[string]bool{}
 	for _, v := range r.Volumes {
 		existing[v.ID] = true
-		// Inline volumes and those of FlexVolume have no PersistentVolume. A volume that is being received has none yet.
-		if v.ID != "" && v.Pod == "" && v.Namespace == "" && v.State != status.StateReceiving && !handles[v.ID] {
+		// Inline volumes and those of FlexVolume have no PersistentVolume, and an unlisted volume may be one of them. A volume that is
+		// being received has none yet.
+		if v.ID != "" && !v.Unlisted && v.Pod == "" && v.Namespace == "" && v.State != status.StateReceiving && !handles[v.ID] {
 			orphans = append(orphans, Orphan{
 				Kind: OrphanedVolume, Name: v.ID, Pool: v.Pool, Node: v.Node, SizeBytes: v.SizeBytes,
 				Reason: "no PersistentVolume has its handle", CleanUp: deleteCommand(v.ID),

@@ -121,6 +121,9 @@ type Volume struct {
 	Health []Health `json:"health,omitempty"`
 	// Problem is the reason why the entry, or the pool if there is no name, could not be read.
 	Problem string `json:"problem,omitempty"`
+	// Unlisted is true if only an examination has reported the volume: its pool could not be read, so only the ID and the health are
+	// known. It may be an inline or a FlexVolume volume.
+	Unlisted bool `json:"unlisted,omitempty"`
 }
 
 // StateReceiving is the state of a volume that does not exist yet, because its content is being received from another node.
@@ -211,7 +214,7 @@ func (r *Report) AddHealth(node string, e Examination) {
 
 // unlisted returns a volume of which only the ID is known. node is the node of its pool.
 func unlisted(node, text string) Volume {
-	v := Volume{ID: text, Name: text, UsedBytes: -1}
+	v := Volume{ID: text, Name: text, UsedBytes: -1, Unlisted: true}
 	if id, err := volume.ParseID(text); err == nil {
 		v.Name, v.Pool, v.Backend = id.Name, id.Pool, id.Backend
 		if !id.Shared() {
