@@ -87,6 +87,7 @@ func TestCheckDamaged(t *testing.T) {
 			if health := s.health(t); slices.ContainsFunc(health, damaged) {
 				t.Errorf("got health %v of the repaired filesystem, want no FilesystemDamaged", health)
 			}
+			s.awaitEmptyTrash(t) // the temporary snapshots
 			if now := s.capacity(t); now != room {
 				t.Errorf("got a capacity of %d after the checks, want %d", now, room)
 			}
