@@ -132,7 +132,7 @@ func (noTarget) WriteZeros(clone.Range) error { return nil }
 // Verified implements Target.
 func (noTarget) Verified(int64) error { return nil }
 
-// ReceivedOnDevice makes what was received on the device of a volume durable, and records in the volume's folder what it is.
+// ReceivedOnDevice makes the received data on the device of a volume durable, and records its description in the volume's folder.
 func ReceivedOnDevice(dir *os.Root, device *os.File, v volume.Volume, m volume.Manifest) error {
 	if err := MarkCopied(dir, v, m.Volume(), m.Formatted); err != nil {
 		return err

@@ -51,6 +51,7 @@ const (
 	ReasonFilesystemShutDown Reason = "FilesystemShutDown"
 )
 
+// reasons are all constants.
 var reasons = []Reason{
 	ReasonPoolUnavailable, ReasonPoolAlmostFull, ReasonTrashStuck, ReasonPoolFull,
 	ReasonPoolNeedsRepair, ReasonServerSilent, ReasonDiskInTwoPools, ReasonDiskOrphaned,

@@ -115,18 +115,23 @@ func (e *examiner) examine(ctx context.Context) {
 	for _, v := range e.found.Volumes { // only this method writes it
 		earlier[v.ID] = v.Health
 	}
-	results := make([]status.Examined, len(subjects))
+	results, failed := make([]status.Examined, len(subjects)), make([]bool, len(subjects))
 	var group errgroup.Group
 	group.SetLimit(maxExaminations)
 	for i, s := range subjects {
 		group.Go(func() error {
-			results[i] = e.examineVolume(ctx, s, earlier[s.id])
+			results[i], failed[i] = e.examineVolume(ctx, s, earlier[s.id])
 			return nil
 		})
 	}
 	_ = group.Wait()      // no error is returned
 	if ctx.Err() != nil { // the pools are being closed
 		return
+	}
+	for i, s := range subjects {
+		if id, err := volume.ParseID(s.id); failed[i] && err == nil && !slices.Contains(unexamined, id.Pool) {
+			unexamined = append(unexamined, id.Pool)
+		}
 	}
 	results = slices.DeleteFunc(results, func(v status.Examined) bool { return len(v.Health) == 0 })
 	e.mu.Lock()
@@ -227,9 +232,8 @@ func exported(ctx context.Context, service relay.Service) (ids []string, err err
 	return ids, nil
 }
 
-// examineVolume returns the conditions of a volume. earlier are those of the last examination, which remain if the
-// examination fails.
-func (e *examiner) examineVolume(ctx context.Context, s subject, earlier []status.Health) status.Examined {
+// examineVolume returns the conditions of a volume. If the examination fails, it returns those of the earlier one.
+func (e *examiner) examineVolume(ctx context.Context, s subject, earlier []status.Health) (found status.Examined, failed bool) {
 	err := s.unusable
 	var resp *csi.NodeGetVolumeHealthResponse
 	if err == nil {
@@ -242,15 +246,15 @@ func (e *examiner) examineVolume(ctx context.Context, s subject, earlier []statu
 	local := parseErr == nil && !id.Shared()
 	switch {
 	case err == nil:
-		return healthOf(resp.GetVolumeHealth())
+		return healthOf(resp.GetVolumeHealth()), false
 	case errors.Is(err, errUnresponsive):
-		return examined(s.id, backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonUnresponsive, Message: err.Error()})
+		return examined(s.id, backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonUnresponsive, Message: err.Error()}), false
 	case errors.Is(err, volume.ErrNotFound) || grpcstatus.Code(err) == codes.NotFound: // deleted or unstaged meanwhile
-		return status.Examined{}
+		return found, false
 	case local && (s.unusable != nil || errors.Is(err, volume.ErrUnavailable)):
-		return examined(s.id, backend.PoolUnavailable(err))
+		return examined(s.id, backend.PoolUnavailable(err)), false
 	}
-	return status.Examined{ID: s.id, Health: earlier}
+	return status.Examined{ID: s.id, Health: earlier}, true
 }
 
 func examined(id string, c backend.Condition) status.Examined {
@@ -376,8 +380,12 @@ func accepted(e status.Examination, owns func(volume.ID) bool) status.Examinatio
 	for _, v := range e.Volumes {
 		id, err := volume.ParseID(v.ID)
 		v.Health = slices.DeleteFunc(v.Health, func(h status.Health) bool { return !backend.Reason(h.Reason).Known() })
-		if len(v.Health) > 0 && len(out.Volumes) < maxNodeVolumes && (err != nil || id.Shared() || owns(id)) {
+		switch {
+		case len(v.Health) == 0 || err == nil && !id.Shared() && !owns(id):
+		case len(out.Volumes) < maxNodeVolumes:
 			out.Volumes = append(out.Volumes, v)
+		case err == nil && !slices.Contains(out.Unexamined, id.Pool): // its conditions are not known to be gone
+			out.Unexamined = append(out.Unexamined, id.Pool)
 		}
 	}
 	return out

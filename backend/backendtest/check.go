@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -92,7 +93,7 @@ func writeUntil(t *testing.T, dir string) (stop func()) {
 
 // writeFile replaces a file by one whose size depends on i, and syncs it.
 func writeFile(path string, i int) error {
-	if err := os.RemoveAll(path); err != nil {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	f, err := os.Create(path)

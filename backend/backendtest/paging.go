@@ -23,6 +23,20 @@ func await(tb testing.TB, what string, holds func() bool) {
 	}
 }
 
+// Eventually waits until f returns no error.
+func Eventually(tb testing.TB, f func() error) {
+	tb.Helper()
+	var err error
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			tb.Fatalf("timed out: %v", err)
+		}
+	}
+}
+
 // testPaging lists 250 volumes in pages while volumes are created and deleted. Each of the 250 volumes is listed
 // once, even if the last volume of a page is deleted before the next page.
 func testPaging(t *testing.T, _ *Driver, kind Kind) {

@@ -148,7 +148,7 @@ func (r *reception) release() {
 }
 
 // Continue implements pool.ReceivedData. The disk of an earlier call is overwritten with other content, so that the call need not
-// wait until it is wiped. All of the disk that is not received is zeroed, as for a free disk. A disk that is missing or cannot be read
+// wait until it is wiped. The parts of the disk that are not received are zeroed, as for a free disk. A disk that is missing or cannot be read
 // is given up.
 func (r *reception) Continue(before volume.Volume, _ bool) (v volume.Volume, ok bool) {
 	v = r.NewVolume(r.pool, r.spec)

@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -57,7 +56,7 @@ func (n *nodes) of(fsType string, class map[string]string) *backendtest.Transfer
 // awaitFree waits until the second node has a number of free disks.
 func (n *nodes) awaitFree(t *testing.T, want int64) {
 	t.Helper()
-	eventually(t, func() error {
+	backendtest.Eventually(t, func() error {
 		resp, err := n.Nodes[1].Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 		if err == nil && resp.GetAvailableCapacity() < want {
 			err = fmt.Errorf("the free disks have %d bytes, want %d", resp.GetAvailableCapacity(), want)
@@ -87,7 +86,7 @@ func TestTransfer(t *testing.T) {
 }
 
 // TestTransferInterrupted: a transfer continues after a restart of either driver, and begins again on the same disk if the source was
-// used meanwhile: the pool has no other disk. DeleteVolume wipes what was received, and a disk that is too small is not used.
+// used meanwhile: the pool has no other disk. DeleteVolume wipes the received data. A disk that is too small is not used.
 func TestTransferInterrupted(t *testing.T) {
 	const size = 202 * mib
 	n := startNodes(t, "64Mi", [2][]int64{{size}, {size - 10*mib, size}})
@@ -108,7 +107,7 @@ func TestTransferInterrupted(t *testing.T) {
 			_, err := tr.Router.Control.CreateVolume(ctx, tr.Request(1, name, 200*mib, source.Source()))
 			answered <- err
 		}()
-		eventually(t, func() error {
+		backendtest.Eventually(t, func() error {
 			b, err := os.ReadFile(filepath.Join(n.records(), ".trivet/received", name, "progress.json"))
 			if err == nil && bytes.Contains(b, []byte(`"verifiedBytes":0`)) {
 				err = errors.New("nothing is verified yet")
@@ -134,7 +133,7 @@ func TestTransferInterrupted(t *testing.T) {
 			source.Write(t, content, 0)
 			source.Unpublish(t)
 		}
-		eventually(t, func() error {
+		backendtest.Eventually(t, func() error {
 			_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, tc.name, 200*mib, source.Source()))
 			return err
 		})
@@ -158,7 +157,7 @@ func TestTransferInterrupted(t *testing.T) {
 	begin("cancelled")
 	uuid, err := testenv.PoolUUID(n.records())
 	must(t, err)
-	eventually(t, func() error { // the transfer runs until then
+	backendtest.Eventually(t, func() error { // the transfer runs until then
 		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "disk:default." + uuid[:8] + ":cancelled"})
 		return err
 	})
@@ -202,22 +201,6 @@ func (n *nodes) guid(t *testing.T, folder string) string {
 		t.Fatalf("got the record %s, want one with a GUID", b)
 	}
 	return string(found[1])
-}
-
-// eventually waits until f returns no error.
-func eventually(t *testing.T, f func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for err := f(); err != nil; err = f() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("timed out: %v", err)
-		case <-tick.C:
-		}
-	}
 }
 
 func must(t *testing.T, err error) {

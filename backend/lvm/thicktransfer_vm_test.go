@@ -5,13 +5,10 @@ package lvm_test
 import (
 	"bytes"
 	"cmp"
-	"crypto/rand"
 	"fmt"
 	"os"
 	"regexp"
 	"testing"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/lvm"
@@ -46,24 +43,9 @@ func TestThickTransfer(t *testing.T) {
 // TestThickTransferInterrupted: a transfer of a snapshot of a thin pool to a thick volume continues after a restart of either driver.
 // DeleteVolume wipes what was received.
 func TestThickTransferInterrupted(t *testing.T) {
-	const size = interruptedSize
 	n := startNodesOn(t, "48Mi", backendtest.OnThinPool, onOldGroup)
 	tr := n.of("", "none")
-	source := tr.Create(t, 0, "v", size, nil)
-	source.Publish(t)
-	content := make([]byte, size)
-	_, _ = rand.Read(content[:80*mib])
-	_, _ = rand.Read(content[140*mib:][:80*mib])
-	source.Write(t, content, 0)
-	source.Unpublish(t)
-	snapshot := tr.Snapshot(t, source, "s")
-
-	n.beginUnattended(t, tr, "cancelled", snapshot)
-	eventually(t, func() error { // the transfer runs until then
-		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: n.idOn(t, source.ID, "cancelled")})
-		return err
-	})
-	eventually(t, func() error { return backendtest.CheckOnlyRecords(n.groups[1]) })
+	source, content, snapshot := n.cancelled(t, tr)
 	if found := n.contains(t, content[:4096]); found {
 		t.Error("the extents of a volume that was deleted while it was received have its data")
 	}
@@ -84,7 +66,7 @@ func TestThickTransferInterrupted(t *testing.T) {
 			t.Errorf("after the restart of node %d: the whole content was sent again", restarted)
 		}
 		v.Publish(t)
-		if !bytes.Equal(v.Read(t, size), content) {
+		if !bytes.Equal(v.Read(t, len(content)), content) {
 			t.Errorf("after the restart of node %d: the volume differs from its source", restarted)
 		}
 		if n.isCopy(v) {

@@ -325,7 +325,7 @@ type reception struct {
 }
 
 // Continue implements pool.ReceivedData. A thick logical volume is overwritten with other content, so that the call need not wait
-// until it is wiped. What is not received is zeroed, as for a new one.
+// until it is wiped. The parts that are not received are zeroed, as for a new one.
 func (r *reception) Continue(before volume.Volume, same bool) (v volume.Volume, ok bool) {
 	v = r.v
 	wipe := sectionOf(v).Wipe

@@ -16,7 +16,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -82,7 +81,7 @@ func (n *nodes) roomOf(t *testing.T, node int) int64 {
 func (n *nodes) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	for i, g := range n.groups {
-		eventually(t, func() error {
+		backendtest.Eventually(t, func() error {
 			if err := backendtest.CheckOnlyRecords(g); err != nil {
 				return err
 			}
@@ -173,7 +172,7 @@ func testTransfer(t *testing.T, n *nodes, tr *backendtest.Transfers, name string
 	want(tr.Create(t, 1, name+"-unused", larger, source.Source()), false)
 	source.Delete(t)
 	for i := range n.groups { // the header of a deleted volume is erased before its logical volume is removed
-		eventually(t, func() error {
+		backendtest.Eventually(t, func() error {
 			if active := n.active(t, i); len(active) > 0 {
 				return fmt.Errorf("node %d: got active logical volumes %q, want none", i, active)
 			}
@@ -185,24 +184,9 @@ func testTransfer(t *testing.T, n *nodes, tr *backendtest.Transfers, name string
 // TestTransferInterrupted: a transfer of a snapshot continues after a restart of either driver, and erases what was not verified.
 // DeleteVolume removes what was received. A deleted snapshot is received completely.
 func TestTransferInterrupted(t *testing.T) {
-	const size = interruptedSize
 	n := startNodes(t, "48Mi")
 	tr := n.of("", "none")
-	source := tr.Create(t, 0, "v", size, nil)
-	source.Publish(t)
-	content := make([]byte, size)
-	_, _ = rand.Read(content[:80*mib])
-	_, _ = rand.Read(content[140*mib:][:80*mib])
-	source.Write(t, content, 0)
-	source.Unpublish(t)
-	snapshot := tr.Snapshot(t, source, "s")
-
-	n.beginUnattended(t, tr, "cancelled", snapshot)
-	eventually(t, func() error { // the transfer runs until then
-		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: n.idOn(t, source.ID, "cancelled")})
-		return err
-	})
-	eventually(t, func() error { return backendtest.CheckOnlyRecords(n.groups[1]) })
+	source, content, snapshot := n.cancelled(t, tr)
 
 	for _, restarted := range []int{0, 1} {
 		name := fmt.Sprintf("interrupted-%d", restarted)
@@ -217,7 +201,7 @@ func TestTransferInterrupted(t *testing.T) {
 			t.Errorf("after the restart of node %d: the whole content was sent again", restarted)
 		}
 		v.Publish(t)
-		if !bytes.Equal(v.Read(t, size), content) {
+		if !bytes.Equal(v.Read(t, len(content)), content) {
 			t.Errorf("after the restart of node %d: the volume differs from its source", restarted)
 		}
 		v.Unpublish(t)
@@ -230,13 +214,35 @@ func TestTransferInterrupted(t *testing.T) {
 	must(t, <-deleted)
 	v := n.complete(t, tr, "deleted", snapshot)
 	v.Publish(t)
-	if !bytes.Equal(v.Read(t, size), content) {
+	if !bytes.Equal(v.Read(t, len(content)), content) {
 		t.Error("the volume from a snapshot that was deleted differs from its source")
 	}
 	v.Unpublish(t)
 	v.Delete(t)
 	source.Delete(t)
 	n.wantNothingLeft(t)
+}
+
+// cancelled creates a volume with a snapshot on the first node, and deletes a volume while it is created from the snapshot on the
+// second node.
+func (n *nodes) cancelled(t *testing.T, tr *backendtest.Transfers) (source *backendtest.NodeVolume, content []byte, snapshot *csi.VolumeContentSource) {
+	t.Helper()
+	source = tr.Create(t, 0, "v", interruptedSize, nil)
+	source.Publish(t)
+	content = make([]byte, interruptedSize)
+	_, _ = rand.Read(content[:80*mib])
+	_, _ = rand.Read(content[140*mib:][:80*mib])
+	source.Write(t, content, 0)
+	source.Unpublish(t)
+	snapshot = tr.Snapshot(t, source, "s")
+
+	n.beginUnattended(t, tr, "cancelled", snapshot)
+	backendtest.Eventually(t, func() error { // the transfer runs until then
+		_, err := n.Nodes[1].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: n.idOn(t, source.ID, "cancelled")})
+		return err
+	})
+	backendtest.Eventually(t, func() error { return backendtest.CheckOnlyRecords(n.groups[1]) })
+	return source, content, snapshot
 }
 
 // makeStale writes to the logical volume of an incomplete volume on the second node, from an offset to the end.
@@ -280,7 +286,7 @@ func (n *nodes) beginUnattended(t *testing.T, tr *backendtest.Transfers, name st
 // complete creates a volume on the second node, and repeats the call while a driver does not answer.
 func (n *nodes) complete(t *testing.T, tr *backendtest.Transfers, name string, from *csi.VolumeContentSource) *backendtest.NodeVolume {
 	t.Helper()
-	eventually(t, func() error {
+	backendtest.Eventually(t, func() error {
 		_, err := tr.Router.Control.CreateVolume(t.Context(), tr.Request(1, name, interruptedSize, from))
 		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted {
 			must(t, err)
@@ -316,28 +322,12 @@ func (n *nodes) verified(name string) int64 {
 
 func (n *nodes) awaitVerified(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, func() error {
+	backendtest.Eventually(t, func() error {
 		if n.verified(name) < 64*mib {
 			return errors.New("64 MiB are not verified yet")
 		}
 		return nil
 	})
-}
-
-// eventually waits until f returns no error.
-func eventually(t *testing.T, f func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for err := f(); err != nil; err = f() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("timed out: %v", err)
-		case <-tick.C:
-		}
-	}
 }
 
 func must(t *testing.T, err error) {

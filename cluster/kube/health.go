@@ -166,7 +166,7 @@ func (e *HealthEvents) observe(r HealthRound) {
 			o.nodes[found.Node], o.found, o.current, o.goneOn = true, found, true, ""
 		}
 		if len(o.nodes) == 0 && o.goneOn == "" || !o.current && o.warned.IsZero() {
-			delete(e.open, key) // no node can tell, or nobody was told
+			delete(e.open, key) // it is not known whether it is gone, or no event was created
 		}
 	}
 }
@@ -178,13 +178,13 @@ func (e *HealthEvents) write(ctx context.Context, c *Client) error {
 		claims: sync.OnceValues(func() (map[string]Meta, error) { return c.boundClaims(ctx, e.driver) }), pods: map[string][]Pod{},
 	}
 	var errs error
-	for _, key := range slices.SortedFunc(maps.Keys(e.open), conditionKey.compare) {
+	for _, key := range e.oldestFirst() {
 		o := e.open[key]
 		gone := len(o.nodes) == 0
 		if w.left <= 0 || !gone && (!o.current || time.Since(o.warned) < reportInterval) {
 			continue
 		}
-		found, err := w.findClaim(o, gone)
+		found, err := w.findClaim(ctx, o, gone)
 		if err == nil && found {
 			err = w.record(ctx, o, gone)
 		}
@@ -202,8 +202,11 @@ func (e *HealthEvents) write(ctx context.Context, c *Client) error {
 	return errs
 }
 
-func (k conditionKey) compare(other conditionKey) int {
-	return cmp.Or(strings.Compare(k.volume, other.volume), strings.Compare(k.reason, other.reason))
+// oldestFirst returns the open conditions, those first whose last event is the oldest, so that each gets its turn.
+func (e *HealthEvents) oldestFirst() []conditionKey {
+	return slices.SortedFunc(maps.Keys(e.open), func(a, b conditionKey) int {
+		return cmp.Or(e.open[a].warned.Compare(e.open[b].warned), strings.Compare(a.volume, b.volume), strings.Compare(a.reason, b.reason))
+	})
 }
 
 // healthWriter creates the events of a round.
@@ -228,13 +231,17 @@ func (c *Client) boundClaims(ctx context.Context, driver string) (map[string]Met
 	return claims, err
 }
 
-// findClaim sets the claim of a condition, and reports whether it is known. If the condition is gone, it checks that the claim still
-// exists.
-func (w *healthWriter) findClaim(o *openCondition, gone bool) (bool, error) {
-	if !gone && o.claim.UID != "" {
-		return true, nil
+// findClaim sets the claim of a condition, and reports whether there is one. If the condition is gone, that is the claim which got
+// the event about it.
+func (w *healthWriter) findClaim(ctx context.Context, o *openCondition, gone bool) (bool, error) {
+	if o.claim.UID != "" {
+		claim, err := w.client.Claim(ctx, o.claim.Namespace, o.claim.Name)
+		if absent(err) != nil || err == nil && claim.Metadata.UID == o.claim.UID {
+			return err == nil, err
+		}
+		o.claim = Meta{} // the volume may have another claim
 	}
-	if !gone && time.Since(o.searched) < searchInterval {
+	if gone || time.Since(o.searched) < searchInterval {
 		return false, nil
 	}
 	claims, err := w.claims()
@@ -242,9 +249,6 @@ func (w *healthWriter) findClaim(o *openCondition, gone bool) (bool, error) {
 		return false, err
 	}
 	claim, found := claims[o.found.Volume]
-	if gone {
-		return found && claim.UID == o.claim.UID, nil
-	}
 	o.claim, o.searched = claim, time.Now()
 	return found, nil
 }

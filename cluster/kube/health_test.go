@@ -40,6 +40,7 @@ func newHealthTest(t *testing.T, c *cluster) *healthTest {
 		},
 		"status": object{"phase": "Bound"},
 	})
+	c.put(claimsPath+"data", object{"metadata": object{"namespace": "ns", "uid": "uid-data"}})
 	c.putPod("web", "a", "data")
 	w := &healthTest{cluster: c, t: t}
 	w.log, w.updates = w.replica()
@@ -221,7 +222,7 @@ func TestHealthEventNotExamined(t *testing.T) {
 	})
 }
 
-// TestHealthEventNodeGone: nobody can tell whether a condition is gone if its node does not exist any more.
+// TestHealthEventNodeGone: it is not known whether a condition is gone if its node does not exist any more.
 func TestHealthEventNodeGone(t *testing.T) {
 	bubble(t, func(t *testing.T, c *cluster) {
 		w := newHealthTest(t, c)
@@ -253,9 +254,30 @@ func TestHealthEventWithoutClaim(t *testing.T) {
 			w.next(found("a", "DiskMissing"))
 		}
 		w.want("Warning DiskMissing 1")
-		c.remove(volumesPath + "pv")
+		c.remove(claimsPath + "data")
 		w.next()
 		w.want("Warning DiskMissing 1")
+	})
+}
+
+// TestHealthEventOtherClaim: a claim that was deleted gets no further event, and the next claim of the volume gets the event.
+func TestHealthEventOtherClaim(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		w := newHealthTest(t, c)
+		w.next(found("a", "DiskMissing"))
+		c.put(claimsPath+"data", object{"metadata": object{"namespace": "ns", "uid": "uid-next"}})
+		c.put(volumesPath+"pv", merge(w.get(volumesPath+"pv"), object{"spec": object{
+			"csi":      object{"driver": driverName, "volumeHandle": "vol"},
+			"claimRef": object{"namespace": "ns", "name": "data", "uid": "uid-next"},
+		}}))
+		for range 61 {
+			w.next(found("a", "DiskMissing"))
+		}
+		for _, want := range []string{"PersistentVolumeClaim/uid-data Warning DiskMissing 1", "PersistentVolumeClaim/uid-next Warning DiskMissing 1"} {
+			if got := w.recorded(); !slices.Contains(got, want) {
+				t.Errorf("got events %q, want %q among them", got, want)
+			}
+		}
 	})
 }
 

@@ -43,8 +43,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		// A node that refuses pings extends Time for the later connections to all nodes. Requests for pools also find nodes
-		// that do not answer.
+		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then only
+		// the deadlines of calls and of the requests for pools find a node that does not answer.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},

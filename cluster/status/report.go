@@ -177,7 +177,7 @@ type Health struct {
 type Examination struct {
 	// Volumes are the volumes with adverse conditions.
 	Volumes []Examined `json:"volumes,omitempty"`
-	// Unexamined are the names of the pools whose volumes could not be examined.
+	// Unexamined are the names of the pools some of whose volumes could not be examined.
 	Unexamined []string `json:"unexamined,omitempty"`
 }
 

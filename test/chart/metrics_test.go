@@ -14,6 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
@@ -61,6 +62,11 @@ func TestReasonsDocumented(t *testing.T) {
 	code := matches(read(t, "../../backend/reason.go"), regexp.MustCompile(`Reason = "(\w+)"`))
 	_, health, _ := strings.Cut(read(t, "../../docs/reference/metrics.md"), "## Health of volumes")
 	sameNames(t, "reasons", code, matches(tableRows(health), regexp.MustCompile("`([A-Z][A-Za-z]+)`")))
+	for reason := range code {
+		if !backend.Reason(reason).Known() {
+			t.Errorf("the controller ignores the reason %s, because the list in backend/reason.go lacks it", reason)
+		}
+	}
 	for _, source := range sources(t, "backend", "nodeserver", "controllerserver", "export", "cluster/router") {
 		for literal := range matches(source, regexp.MustCompile(`Reason: +"(\w+)"`)) {
 			t.Errorf("the reason %s is a literal: declare a constant in backend/reason.go", literal)

@@ -219,7 +219,7 @@ func (m *member) records() string {
 }
 
 // pointsTo returns the points at which a driver is killed one after the other to reach p in a transfer. An incomplete image
-// is abandoned if the content has changed since an earlier, interrupted call.
+// or directory is abandoned if the content has changed since an earlier, interrupted call.
 func pointsTo(p crashpoint.Point) []crashpoint.Point {
 	if p == crashpoint.ReceiveAbandoned {
 		return []crashpoint.Point{crashpoint.ReceiveRecorded, p}
