@@ -16,7 +16,7 @@ func await(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
+	for deadline := time.Now().Add(2 * time.Minute); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
 			tb.Fatalf("timed out waiting for %s", what)
 		}

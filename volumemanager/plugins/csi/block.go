@@ -57,16 +57,18 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 	if _, err := readRecord(m.deviceData(m.v.name)); err != nil {
 		return fmt.Errorf("volume %s is not set up on this node: %w", m.v.name, err)
 	}
-	if err := makeDirs(filepath.Dir(target)); err != nil {
-		return err
-	}
-	// After a crash the link shows that the device may be published to the pod.
+	// The link is made first. After a crash it shows that the device may be published to the pod, and that the
+	// directory of the target path may exist.
 	_, err = os.Lstat(m.Path())
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if err := plugins.LinkDevice(target, m.Path()); err != nil {
 		return err
 	}
-	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
+	err = makeDirs(filepath.Dir(target))
+	if err == nil {
+		_, err = call(ctx, d, d.node.NodePublishVolume, request)
+	}
+	if err != nil {
 		return m.undoOrUncertain(err, fresh, target, func() error { return removePodDevice(target, m.Path()) })
 	}
 	if err := m.checkPublished(d.name, target, true); err != nil {

@@ -64,6 +64,23 @@ func TestBlockFalseReports(t *testing.T) {
 	wantNothingLeft(t, h.Root)
 }
 
+// TestBlockNotLinked: MapPodDevice makes the link before the directory of the target path, because a
+// restarted manager finds the directory by the link.
+func TestBlockNotLinked(t *testing.T) {
+	h, _ := registeredFake(t)
+	spec, p := device(persistent(driverName, "pv", "handle")), pod("one")
+	m := plugintest.Value(h.NewBlockVolumeMapper(spec, p))(t)
+	must(t, m.SetUpDevice(t.Context(), nil))
+	links := filepath.Dir(filepath.Dir(m.Path()))
+	must(t, os.MkdirAll(filepath.Dir(links), 0o750))
+	must(t, os.WriteFile(links, nil, 0o600))
+	wantError(t, m.MapPodDevice(t.Context()), links)
+	wantMissing(t, h.Root+"/plugins/kubernetes.io/csi/volumeDevices/publish/pv")
+	must(t, os.Remove(links))
+	must(t, h.UnmountDevice(t.Context(), spec))
+	wantNothingLeft(t, h.Root)
+}
+
 // TestErrors: after a final error no record is left. After another error, the record remains, so that the
 // call can be undone.
 func TestErrors(t *testing.T) {
