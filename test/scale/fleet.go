@@ -227,10 +227,14 @@ func (f *fleet) connect(dir, endpoint string) {
 	}
 }
 
+// fillers is the number of callers that create the volumes that exist during all measurements. With more callers, thousands of drivers on one machine may not
+// answer keepalive pings in time.
+const fillers = 2
+
 // fill creates the volumes that exist during all measurements.
 func (f *fleet) fill(ctx context.Context, perNode int) {
 	f.volumes = newVolumes(f.nodes, "permanent", len(f.nodes)*perNode)
-	forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume}))
+	forAll(ctx, fillers, f.volumes, f.on(routed, call{do: createVolume}))
 	// The first call to a node opens the direct connection. The measurements use those to the first nodes.
 	forAll(ctx, manyCallers, f.volumes[:min(lives, len(f.nodes))], f.on(direct, call{do: getVolume}))
 }
