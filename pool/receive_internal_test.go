@@ -179,7 +179,8 @@ func TestReceiveDifferences(t *testing.T) {
 	}
 	x.Close()
 	begin(0, nil).Close()
-	if _, _, err := p.openUnchanged(t.Context(), p.ID("loop", "another"), "S1"); !errors.Is(err, volume.ErrUnavailable) {
+	unexpected := func(name string) error { return errors.New(name) }
+	if err := p.useUnchanged(t.Context(), p.ID("loop", "another"), "S1", unexpected); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("a base of another lineage: got %v, want ErrUnavailable", err)
 	}
 }

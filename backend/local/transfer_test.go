@@ -115,7 +115,7 @@ func indexSize(t *testing.T, dir string) int64 {
 // TestDifferences: only the changes since an earlier snapshot are received if a volume with its content was not used yet.
 func TestDifferences(t *testing.T) {
 	const size, files, changed = 512 << 20, 64, 640 << 10
-	dirs := []string{testenv.SimpleQuotas(t, "2G"), testenv.SimpleQuotas(t, "2G"), testenv.ProjectQuotas(t, "xfs", "2G"), testenv.Filesystem(t, "ext4", "2G")}
+	dirs := []string{testenv.SimpleQuotas(t, "2G"), testenv.SimpleQuotas(t, "2G"), testenv.Filesystem(t, "xfs", "2G"), testenv.Filesystem(t, "ext4", "2G")}
 	tr, received := directoryTransfers(t, dirs)
 	data := func(node int, name string) string { return filepath.Join(dirs[node], "volumes", name, "data") }
 	source := tr.Create(t, 0, "v", size, nil)

@@ -90,7 +90,11 @@ func (m *maker) replace(path string) {
 	m.attributes(types[m.IntN(len(types))](path))
 }
 
-// rewrite changes content, size, holes and attributes of a file, if it has them.
+// block is the block size of the filesystems, in bytes.
+const block = 4096
+
+// rewrite changes content, size, holes and attributes of a file, if it has them. It makes no block of zeros, which may be a hole in a
+// copy.
 func (m *maker) rewrite(path string) {
 	st, err := os.Lstat(path)
 	m.must(err)
@@ -98,16 +102,16 @@ func (m *maker) rewrite(path string) {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		m.must(err)
 		defer f.Close()
-		size := max(1, st.Size())
+		blocks := 1 + st.Size()/block
 		for range 1 + m.IntN(3) {
-			switch m.IntN(3) {
+			switch at := block * m.Int64N(blocks); m.IntN(3) {
 			case 0:
-				_, err := f.WriteAt(m.bytes(1+m.IntN(9000)), m.Int64N(size))
+				_, err := f.WriteAt(m.bytes(block*(1+m.IntN(3))), at)
 				m.must(err)
 			case 1:
-				m.must(f.Truncate(m.Int64N(size + 1<<20)))
+				m.must(f.Truncate(at + block*m.Int64N(256)))
 			default:
-				m.must(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, m.Int64N(size), 1+m.Int64N(1<<20)))
+				m.must(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, block*(1+m.Int64N(256))))
 			}
 		}
 	}

@@ -208,6 +208,9 @@ func (f *packedFiles) differences(ctx context.Context, from int64, yield func(Ra
 		p.byAddress, p.readUnaddressable = true, true
 	}
 	for r, err := range joined(p.differences(ctx, from-f.start)) {
+		if err == nil {
+			r, err = p.completed(ctx, r)
+		}
 		if err != nil {
 			yield(Range{}, err)
 			return false
@@ -219,6 +222,23 @@ func (f *packedFiles) differences(ctx context.Context, from int64, yield func(Ra
 		}
 	}
 	return true
+}
+
+// completed returns a range of the differences up to the end of the last block of older, if newer is larger and has a hole there. A
+// part of a block cannot become a hole.
+func (p *pair) completed(ctx context.Context, r Range) (Range, error) {
+	if r.end() != p.common || p.common == p.size {
+		return r, nil
+	}
+	end := min(p.size, (p.common+maxBlock-1)/maxBlock*maxBlock)
+	for d, err := range data(ctx, p.newer, p.common, end) {
+		if err != nil {
+			return r, err
+		}
+		end = d.Offset
+		break
+	}
+	return Range{r.Offset, end - r.Offset}, nil
 }
 
 // parts yields the parts of a range of a file, in order. Each is either data or a hole.

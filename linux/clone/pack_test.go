@@ -244,7 +244,7 @@ func TestPackDifferencesLimits(t *testing.T) {
 		}
 		return err
 	}
-	changed := mkdir(t, dir, "changed")
+	changed := mkdir(t, dir, "other base")
 	testenv.Run(t, "cp", "-a", base+"/.", changed)
 	must(t, os.WriteFile(filepath.Join(changed, "b"), random(mib), 0o600))
 	elsewhere := mkdir(t, other, "base")

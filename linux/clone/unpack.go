@@ -82,7 +82,7 @@ func (t *Target) checkInodes() error {
 	if t.MaxInodes == 0 {
 		return nil
 	}
-	f := t.files(0, t.Each)
+	f := newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, 0, t.Each)
 	for count := int64(0); count <= t.MaxInodes; {
 		r, err := f.read()
 		if errors.Is(err, io.EOF) {
