@@ -179,8 +179,7 @@ func TestReceiveDifferences(t *testing.T) {
 	}
 	x.Close()
 	begin(0, nil).Close()
-	unexpected := func(name string) error { return errors.New(name) }
-	if err := p.useUnchanged(t.Context(), p.ID("loop", "another"), "S1", unexpected); !errors.Is(err, volume.ErrUnavailable) {
+	if err := p.useUnchanged(t.Context(), p.ID("loop", "another"), "S1", errors.New); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("a base of another lineage: got %v, want ErrUnavailable", err)
 	}
 }

@@ -84,7 +84,7 @@ func directoryTransfers(t *testing.T, dirs []string) (tr *backendtest.Transfers,
 	metric := regexp.MustCompile(`trivet_transferred_bytes_total\{direction="received"\} (\S+)`)
 	return tr, func(node int) int64 {
 		t.Helper()
-		resp, err := http.Get("http://" + web[node] + "/metrics") //nolint:noctx // the server ends with the test
+		resp, err := http.Get("http://" + web[node] + "/metrics")
 		must(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
@@ -108,7 +108,7 @@ func indexSize(t *testing.T, dir string) int64 {
 		return os.OpenFile(t.TempDir(), unix.O_TMPFILE|os.O_RDWR, 0o600)
 	})
 	must(t, err)
-	defer packed.Close()
+	must(t, packed.Close())
 	return packed.IndexSize
 }
 
