@@ -162,8 +162,6 @@ func (x *Partial) makeTree() error {
 		return errors.Join(err, x.restart(false))
 	case errors.Is(err, clone.ErrTooMany):
 		return volume.Errorf(volume.ErrOutOfRange, "capacity_range: a volume with %s may have %d files and directories, and its content has more: request more capacity", volume.ExactSize(x.v.Capacity), t.MaxInodes)
-	case errors.Is(err, clone.ErrTooLarge):
-		return x.tooLarge()
 	case err != nil:
 		return x.explainWrite(err)
 	}
@@ -198,7 +196,10 @@ func (x *Partial) useBase(ctx context.Context, use func(*os.File, volume.Volume)
 		defer base.Close()
 		return use(base, v)
 	})
-	unusable := errors.Is(err, clone.ErrNotShared) || errors.Is(err, clone.ErrBase) || errors.Is(err, errNoRoomToShare)
+	unusable := false
+	for _, reason := range []error{clone.ErrNotShared, clone.ErrBase, clone.ErrTooLarge, errNoRoomToShare} {
+		unusable = unusable || errors.Is(err, reason)
+	}
 	if unusable {
 		err = volume.Errorf(volume.ErrUnavailable, "the content %q cannot be the base of the directory: %w: retry; the transfer begins again", x.Base, err)
 	}
