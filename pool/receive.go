@@ -41,7 +41,8 @@ type progress struct {
 	Identity string `json:"identity"`
 	// Layout is that of a directory (volume.PackedTree).
 	Layout string `json:"layout,omitempty"`
-	// Base is the identity of the content of which the image has the bytes that are not sent; empty for zeros.
+	// Base is the identity of the content of which the image, or files of the directory, have the bytes that are not sent; empty for
+	// zeros.
 	Base string `json:"base,omitempty"`
 	// Whole means that the whole content is received, because the blocks of the bases cannot be shared.
 	Whole bool `json:"whole,omitempty"`
@@ -122,6 +123,9 @@ type Partial struct {
 	tree      *clone.Unpacked
 	// each is called for each entry of the directory that is made. It ends the call with its error.
 	each func() error
+	// withBase calls a function with the directory of the volume with the base, which no call attaches meanwhile, and with its
+	// record. Without a base, the directory is nil.
+	withBase func(func(base *os.File, v volume.Volume) error) error
 	// stored is the size of the data in the files of the directory, in bytes.
 	stored int64
 }
@@ -166,7 +170,7 @@ func (p *Pool) receive(ctx context.Context, x *Partial) (_ *Partial, err error) 
 		Identity: x.content.Identity, Layout: x.content.Layout(), Base: had.Base, Whole: had.Whole,
 		Verified: min(had.Verified, x.content.StorageSize()), Bytes: had.Bytes, Made: had.Made,
 	}
-	if x.Base != "" { // blocks of the base follow, which can be shared only from the beginning of a block on
+	if x.Base != "" && x.content.Tree == nil { // blocks of the base follow, which can be shared only from the beginning of a block on
 		x.Verified -= x.Verified % baseAlignment
 	}
 	if err := p.ledger.Reserve(receivedPath(name), x.reservation()); err != nil {
@@ -251,7 +255,7 @@ func (x *Partial) open(ctx context.Context) error {
 	}
 	switch {
 	case x.content.Tree != nil:
-		err = x.openTree()
+		err = x.openTree(ctx)
 	case x.data == nil:
 		err = x.openImage()
 	default:
@@ -294,13 +298,13 @@ func (x *Partial) openImage() (err error) {
 	return x.Image.Truncate(x.Verified)
 }
 
-// Bases returns the identities of the contents with which the image can begin, by sharing blocks. An image that has begun keeps
-// its base. Data on storage and directories have none.
+// Bases returns the identities of the contents with which the image or the directory can begin, by sharing blocks. One that has
+// begun keeps its base. Data on storage has none.
 func (x *Partial) Bases() ([]string, error) {
 	switch {
 	case x.Base != "":
 		return []string{x.Base}, nil
-	case x.Verified > 0, x.Whole, x.data != nil, x.content.Tree != nil:
+	case x.Verified > 0, x.Whole, x.data != nil:
 		return nil, nil
 	}
 	bases, err := x.pool.Images.unchanged(x.content.Lineage)
@@ -326,11 +330,12 @@ func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
 		alive()
 		return ctx.Err()
 	}
+	x.withBase = func(use func(*os.File, volume.Volume) error) error { return x.useBase(ctx, use) }
 	var err error
 	switch {
-	case base != "":
+	case base != "" && x.content.Tree == nil:
 		err = x.share(ctx, base)
-	case x.Base != "":
+	case base == "" && x.Base != "":
 		err = volume.Errorf(volume.ErrUnavailable, "the other node no longer has the content %q, from which this transfer sends the differences: retry; the transfer begins again", x.Base)
 	}
 	notShared := errors.Is(err, clone.ErrNotShared)
@@ -352,12 +357,14 @@ func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
 
 // share shares the blocks of the volume with the content base, which no call attaches meanwhile.
 func (x *Partial) share(ctx context.Context, base string) error {
-	image, release, err := x.pool.openUnchanged(ctx, x.content.Lineage, base)
-	if err != nil {
-		return err
-	}
-	defer release()
-	return x.pool.medium.ExplainWrite(clone.ShareRest(x.Image, image, x.Verified))
+	return x.pool.useUnchanged(ctx, x.content.Lineage, base, func(name string) error {
+		image, err := x.pool.Images.Open(name, os.O_RDONLY)
+		if err != nil {
+			return err
+		}
+		defer image.Close()
+		return x.pool.medium.ExplainWrite(clone.ShareRest(x.Image, image, x.Verified))
+	})
 }
 
 // restart makes the next call begin again. If whole is set, that call uses no base.
@@ -400,11 +407,14 @@ func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 	return err
 }
 
-// PunchHole makes a range of the image read as zeros, and frees its blocks (fallocate(2)). For data on storage, ZeroUpTo does
-// that. In a directory, which has no base, it does already.
+// PunchHole makes a range of the image or the directory read as zeros, and frees its blocks (fallocate(2)). For data on storage,
+// ZeroUpTo does that. The index of a directory, and a directory without a base, already do.
 func (x *Partial) PunchHole(r clone.Range) error {
-	if x.data != nil || x.content.Tree != nil {
+	switch {
+	case x.data != nil, x.content.Tree != nil && (x.Base == "" || r.Offset < x.content.Tree.IndexSize):
 		return nil
+	case x.content.Tree != nil:
+		return x.punchTree(r)
 	}
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }

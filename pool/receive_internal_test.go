@@ -179,7 +179,7 @@ func TestReceiveDifferences(t *testing.T) {
 	}
 	x.Close()
 	begin(0, nil).Close()
-	if _, _, err := p.openUnchanged(t.Context(), p.ID("loop", "another"), "S1"); !errors.Is(err, volume.ErrUnavailable) {
+	if err := p.useUnchanged(t.Context(), p.ID("loop", "another"), "S1", errors.New); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("a base of another lineage: got %v, want ErrUnavailable", err)
 	}
 }

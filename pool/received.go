@@ -17,8 +17,8 @@ import (
 )
 
 // receivedFile, in the folder of a volume, says that the volume still has the content that was received from another node. A
-// later snapshot of the same volume can then be received as differences from this content, if it is an image. The file is
-// removed before the volume is staged for the first time.
+// later snapshot of the same volume can then be received as differences from this content. The file is removed before the volume is
+// staged for the first time.
 const receivedFile = "received"
 
 // contentFile, in the folder of a volume, has a random ID of the content that the volume has while it is neither staged nor
@@ -157,12 +157,12 @@ func (i *Images) receivedContent(name string) (r received) {
 	return r
 }
 
-// openUnchanged opens the image of a volume that still has a received content, and locks the volume until release is called.
+// useUnchanged calls a function with the name of a volume that still has a received content. The volume is locked meanwhile.
 // ErrUnavailable if no volume has it, ErrPending if another call holds the lock.
-func (p *Pool) openUnchanged(ctx context.Context, lineage volume.ID, identity string) (image *os.File, release func(), err error) {
+func (p *Pool) useUnchanged(ctx context.Context, lineage volume.ID, identity string, use func(name string) error) error {
 	names, err := beneath.Names(p.volumes, ".")
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	has := func(name string) bool {
 		r := p.Images.receivedContent(name)
@@ -174,16 +174,12 @@ func (p *Pool) openUnchanged(ctx context.Context, lineage volume.ID, identity st
 		}
 		lock, err := p.LockVolume(ctx, name)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		image, err := p.Images.Open(name, os.O_RDONLY)
-		if err == nil && has(name) {
-			return image, func() { _ = errors.Join(image.Close(), lock.Close()) }, nil
-		}
-		if err == nil {
-			_ = image.Close()
+		if has(name) {
+			return errors.Join(use(name), lock.Close())
 		}
 		_ = lock.Close()
 	}
-	return nil, nil, volume.Errorf(volume.ErrUnavailable, "the content %q, from which this transfer receives the differences, was changed or deleted: retry; the transfer begins again", identity)
+	return volume.Errorf(volume.ErrUnavailable, "the content %q, from which this transfer receives the differences, was changed or deleted: retry; the transfer begins again", identity)
 }

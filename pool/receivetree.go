@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/google/uuid"
@@ -39,13 +40,13 @@ func (x *Partial) continuesTree(had progress) bool {
 	if !had.Made {
 		return had.Verified <= x.content.Tree.IndexSize
 	}
-	x.v.Directory.Quota = before.Directory.Quota
+	x.v.Directory.Quota, x.v.Source = before.Directory.Quota, before.Source
 	_, err = beneath.Stat(x.pool.dir, receivedPath(x.v.ID.Name)+"/"+DataDir)
 	return err == nil && had.Verified >= x.content.Tree.IndexSize
 }
 
 // openTree opens the index, and the directory if all its entries were made.
-func (x *Partial) openTree() (err error) {
+func (x *Partial) openTree(ctx context.Context) (err error) {
 	if err := x.pool.refuseAdoption(x.v); err != nil {
 		return err
 	}
@@ -53,7 +54,12 @@ func (x *Partial) openTree() (err error) {
 		return err
 	}
 	if x.Made {
-		x.directory, err = x.openData()
+		if x.directory, err = x.openData(); err != nil || x.Base == "" {
+			return err
+		}
+		t := x.target()
+		t.Each = ctx.Err
+		x.Verified, err = t.Aligned(x.Verified, baseAlignment)
 		return err
 	}
 	if err := x.Image.Truncate(x.Verified); err != nil {
@@ -103,9 +109,13 @@ func (x *Partial) beginTree() error {
 	size := x.content.Tree.IndexSize
 	switch {
 	case x.Made:
-		var err error
-		x.stored = x.Bytes - size
-		x.tree, err = clone.OpenUnpacked(x.target(), x.Verified)
+		x.stored = x.Bytes - size/2 // the origins may be missing
+		err := x.withBase(func(base *os.File, _ volume.Volume) (err error) {
+			t := x.target()
+			t.Base = base
+			x.tree, err = clone.OpenUnpacked(t, x.Verified)
+			return err
+		})
 		return x.pool.medium.ExplainWrite(err)
 	case x.Verified == size:
 		return x.makeTree()
@@ -119,7 +129,8 @@ func (x *Partial) target() clone.Target {
 	return clone.Target{Root: x.directory, Index: x.Image, IndexSize: t.IndexSize, Size: t.Size, Each: x.each}
 }
 
-// makeTree makes the directory, and all its entries without data. The record gets the quota ID of the directory.
+// makeTree makes the directory, and all its entries without data, or with that of the base. The record gets the quota ID of the
+// directory.
 func (x *Partial) makeTree() error {
 	p := x.pool
 	limits, err := p.Quotas.Limits()
@@ -129,11 +140,7 @@ func (x *Partial) makeTree() error {
 	if x.directory, err = p.Quotas.makeData(x.dir, x.v, &Content{}, limits); err != nil {
 		return err
 	}
-	record, err := x.v.MarshalRecord()
-	if err == nil {
-		err = atomicfile.Write(x.dir, recordFile, record)
-	}
-	if err != nil {
+	if err := x.writeRecord(); err != nil {
 		return err
 	}
 	p.ledger.Set(receivedPath(x.v.ID.Name), x.reservation())
@@ -141,7 +148,14 @@ func (x *Partial) makeTree() error {
 	if kind := x.limited(); kind == quota.XFS || kind == quota.Ext4 {
 		t.MaxInodes = p.Quotas.limitOf(x.v, kind).Inodes
 	}
-	x.tree, err = clone.Unpack(t)
+	err = x.withBase(func(base *os.File, v volume.Volume) (err error) {
+		t.Base, t.MaxShared = base, x.v.Capacity
+		x.tree, err = clone.Unpack(t)
+		if err == nil && base != nil {
+			err = x.recordShared(v)
+		}
+		return err
+	})
 	switch {
 	case errors.Is(err, clone.ErrIndex):
 		err = volume.Errorf(volume.ErrDamaged, "the other node has sent a directory that cannot be created: retry; the transfer begins again: %w", err)
@@ -156,6 +170,77 @@ func (x *Partial) makeTree() error {
 	return nil
 }
 
+func (x *Partial) writeRecord() error {
+	record, err := x.v.MarshalRecord()
+	if err == nil {
+		err = atomicfile.Write(x.dir, recordFile, record)
+	}
+	return err
+}
+
+// useBase implements withBase. If the base is lost, the next call begins again, and if it cannot be used, without a base.
+func (x *Partial) useBase(ctx context.Context, use func(*os.File, volume.Volume) error) error {
+	if x.Base == "" {
+		return use(nil, volume.Volume{})
+	}
+	p := x.pool
+	err := p.useUnchanged(ctx, x.content.Lineage, x.Base, func(name string) error {
+		v, err := p.Lookup(name)
+		if err != nil {
+			return err
+		}
+		base, err := p.OpenData(v)
+		if err != nil {
+			return err
+		}
+		defer base.Close()
+		return use(base, v)
+	})
+	unusable := false
+	for _, reason := range []error{clone.ErrNotShared, clone.ErrBase, clone.ErrTooLarge, errNoRoomToShare} {
+		unusable = unusable || errors.Is(err, reason)
+	}
+	if unusable {
+		err = volume.Errorf(volume.ErrUnavailable, "the content %q cannot be the base of the directory: %w: retry; the transfer begins again", x.Base, err)
+	}
+	if unusable || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrNotFound) {
+		return errors.Join(err, x.restart(unusable))
+	}
+	return err
+}
+
+// errNoRoomToShare means that the pool has no room for the higher limits of the volumes that have written shared data.
+var errNoRoomToShare = errors.New("no room to share data")
+
+// recordShared records which data the directory shares with that of a volume, because btrfs counts a block as usage of the volume
+// that wrote it.
+func (x *Partial) recordShared(base volume.Volume) error {
+	if x.limited() != quota.Btrfs || x.tree.SharedBytes == 0 {
+		return nil
+	}
+	p := x.pool
+	x.v.Source.Shared, x.v.Source.Owners = x.tree.SharedBytes, []volume.ID{base.ID}
+	if base.Source != nil {
+		for _, id := range base.Source.Owners { // most of the earlier bases were deleted
+			if _, err := p.ByID(id); err == nil {
+				x.v.Source.Owners = append(x.v.Source.Owners, id)
+			}
+		}
+	}
+	if err := p.ledger.Reserve(receivedPath(x.v.ID.Name), x.reservation()); err != nil {
+		return fmt.Errorf("%w: %w", errNoRoomToShare, err)
+	}
+	return x.writeRecord()
+}
+
+// punchTree is PunchHole for the content of a directory.
+func (x *Partial) punchTree(r clone.Range) error {
+	if x.tree == nil {
+		return errNoIndex
+	}
+	return x.explainWrite(x.tree.PunchHole(r))
+}
+
 // limited is the kind of the limit of the directory.
 func (x *Partial) limited() quota.Kind {
 	if x.v.Directory.Quota == nil {
@@ -163,6 +248,8 @@ func (x *Partial) limited() quota.Kind {
 	}
 	return quota.Kind(x.v.Directory.Quota.Kind)
 }
+
+var errNoIndex = volume.Errorf(volume.ErrDamaged, "the other node has sent no checksum of the index of a directory before the content of its files: check which driver runs there")
 
 // writeTree is WriteAt for a directory. The driver itself limits the data to the capacity, because ext4 lets it exceed the limit of
 // the directory, and other filesystems may have none. On btrfs, which counts compressed data, the limit suffices.
@@ -172,7 +259,7 @@ func (x *Partial) writeTree(b []byte, at int64) (n int, err error) {
 		n, err = x.Image.WriteAt(b, at)
 		return n, x.pool.medium.ExplainWrite(err)
 	case x.tree == nil:
-		return 0, volume.Errorf(volume.ErrDamaged, "the other node has sent no checksum of the index of a directory before the content of its files: check which driver runs there")
+		return 0, errNoIndex
 	}
 	if x.stored += int64(len(b)); x.stored > x.v.Capacity && x.limited() != quota.Btrfs {
 		return 0, x.tooLarge()

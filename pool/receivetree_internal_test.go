@@ -1,13 +1,16 @@
 package pool
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -16,12 +19,14 @@ import (
 func packFiles(t *testing.T, size int) (*clone.Packed, volume.Manifest) {
 	t.Helper()
 	dir := t.TempDir()
-	content := make([]byte, size)
-	for i := range content {
-		content[i] = 'a'
-	}
-	must(t, os.WriteFile(filepath.Join(dir, "file"), content, 0o640))
+	must(t, os.WriteFile(filepath.Join(dir, "file"), bytes.Repeat([]byte("a"), size), 0o640))
 	must(t, os.Link(filepath.Join(dir, "file"), filepath.Join(dir, "link")))
+	return packDir(t, dir)
+}
+
+// packDir packs a directory.
+func packDir(t *testing.T, dir string) (*clone.Packed, volume.Manifest) {
+	t.Helper()
 	root, err := os.Open(dir)
 	must(t, err)
 	packed, err := clone.Pack(t.Context(), root, func() (*os.File, error) {
@@ -117,7 +122,7 @@ func TestReceiveInvalidIndex(t *testing.T) {
 	x := receiveTree(t, p, m)
 	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, writePacked(t, x, packed, 0, size))
-	_, err := x.WriteAt([]byte{0xff}, size-1) // all entries precede the last record
+	_, err := x.WriteAt([]byte{0xff}, size/2-1) // all entries precede the last record
 	must(t, err)
 	if err := x.Complete(size, size); !errors.Is(err, volume.ErrDamaged) {
 		t.Errorf("an invalid index: got %v, want ErrDamaged", err)
@@ -149,5 +154,82 @@ func TestReceiveHostileTree(t *testing.T) {
 	must(t, x.Complete(size, size))
 	if err := writePacked(t, x, packed, size, packed.Size); !errors.Is(err, volume.ErrOutOfRange) {
 		t.Errorf("more content than the capacity: got %v, want ErrOutOfRange", err)
+	}
+}
+
+// TestReceiveTreeDifferences: after an interruption, the content behind the last checksum is again that of the base. A base that was
+// used is lost, and the next call begins again.
+func TestReceiveTreeDifferences(t *testing.T) {
+	const size = 3 << 20
+	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+	src, before := t.TempDir(), t.TempDir()
+	content := bytes.Repeat([]byte("a"), size)
+	for _, dir := range []string{src, before} {
+		must(t, os.WriteFile(filepath.Join(dir, "file"), content, 0o600))
+		must(t, os.Chtimes(filepath.Join(dir, "file"), time.Unix(1, 0), time.Unix(1, 0)))
+	}
+	older, m := packDir(t, before)
+	m.Identity, m.Lineage = "older", p.ID("local", "source")
+	x, err := p.Receive(t.Context(), directoryVolume(p, "base", contentSize), m)
+	must(t, err)
+	must(t, x.Begin(t.Context(), "", func() {}))
+	must(t, writePacked(t, x, older, 0, older.IndexSize))
+	must(t, x.Complete(older.Size, older.Size))
+	must(t, writePacked(t, x, older, older.IndexSize, older.Size))
+	must(t, x.CommitDirectory(t.Context(), func(*os.File, bool) error { return nil }))
+	x.Close()
+
+	content[1<<20], content[size-1] = 'b', 'b'
+	must(t, os.WriteFile(filepath.Join(src, "file"), content, 0o600))
+	newer, changed := packDir(t, src)
+	changed.Identity, changed.Lineage = "newer", m.Lineage
+	root, err := os.Open(before)
+	must(t, err)
+	must(t, newer.Since(root))
+	begin := func(want int64) *Partial {
+		t.Helper()
+		x := receiveTree(t, p, changed)
+		bases, err := x.Bases()
+		if err != nil || len(bases) != 1 || bases[0] != "older" || x.Verified != want {
+			t.Fatalf("got offset %d and bases %q, %v, want %d and the older content", x.Verified, bases, err, want)
+		}
+		return x
+	}
+	data := filepath.Join(p.Dir().Name(), receivedPath("v"), DataDir, "file")
+	wantFile := func(want []byte) {
+		t.Helper()
+		if got, err := os.ReadFile(data); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("got another file of %d bytes, %v", len(got), err)
+		}
+	}
+	middle := newer.IndexSize + 3<<19
+
+	x = begin(0)
+	must(t, x.Begin(t.Context(), "older", func() {}))
+	must(t, writePacked(t, x, newer, 0, newer.IndexSize))
+	must(t, x.Complete(middle, middle))
+	must(t, writePacked(t, x, newer, newer.IndexSize, middle))
+	must(t, x.SetVerified(middle, middle))
+	must(t, writePacked(t, x, newer, middle, newer.Size))
+	must(t, x.PunchHole(clone.Range{Offset: middle, Length: 1 << 20}))
+	wantFile(append(bytes.Clone(content[:3<<19]), append(make([]byte, 1<<20), content[5<<19:]...)...))
+	x.Close()
+
+	x = begin(newer.IndexSize + 1<<20)
+	must(t, x.Begin(t.Context(), "older", func() {}))
+	wantFile(bytes.Repeat([]byte("a"), size))
+	must(t, x.SetVerified(x.Verified, x.Bytes))
+	x.Close()
+
+	x = begin(newer.IndexSize + 1<<20)
+	must(t, p.Images.BeginChange("base"))
+	if err := x.Begin(t.Context(), "older", func() {}); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("with a base that was used: got %v, want ErrUnavailable", err)
+	}
+	x.Close()
+	x = receiveTree(t, p, changed)
+	defer x.Close()
+	if bases, err := x.Bases(); err != nil || len(bases) > 0 || x.Verified != 0 {
+		t.Errorf("got offset %d and bases %q, %v, want 0 and none", x.Verified, bases, err)
 	}
 }

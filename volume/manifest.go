@@ -26,7 +26,8 @@ type Manifest struct {
 
 // PackedTree describes how a directory is sent: as an index of all entries, and the content of its files (linux/clone).
 type PackedTree struct {
-	// IndexSize is the size of the index, and Size that of the index and all files including holes, in bytes.
+	// IndexSize is the size of the index, whose second half says from which files of a base the files differ, and Size that of the
+	// index and all files including holes, in bytes.
 	IndexSize int64 `json:"indexBytes"`
 	Size      int64 `json:"sizeBytes"`
 	// Layout differs if the same offset can have another meaning.
@@ -34,7 +35,7 @@ type PackedTree struct {
 }
 
 // minIndexLimit is a size in bytes that an index may have even if the volume is smaller. It is that of millions of entries.
-const minIndexLimit = 1 << 30
+const minIndexLimit = 2 << 30
 
 // checkTree refuses values that no driver sends for a directory (ErrDamaged).
 func (m Manifest) checkTree() error {

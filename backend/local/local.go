@@ -87,14 +87,22 @@ func checkMountFlags(words []string) error {
 // increase. Create sets these limits.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Directories.Create(ctx, spec)
-	if err != nil || v.Source == nil || len(v.Source.Owners) == 0 {
+	if err != nil {
 		return v, err
 	}
-	p, err := b.Set.ByID(v.ID)
-	if err == nil {
-		err = p.Quotas.Relimit(v.Source.Owners...)
+	return v, b.limitOwners(v)
+}
+
+// limitOwners sets the limits of the volumes that have written data of a new volume.
+func (b *Backend) limitOwners(v volume.Volume) error {
+	if v.Source == nil || len(v.Source.Owners) == 0 {
+		return nil
 	}
-	return v, err
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return err
+	}
+	return p.Quotas.Relimit(v.Source.Owners...)
 }
 
 // Capacity implements backend.Backend. A pool whose configuration requires limits has no capacity if

@@ -21,6 +21,8 @@ import (
 type outgoing struct {
 	*clone.Packed
 	manifest volume.Manifest
+	pools    *backend.Pools
+	pool     *pool.Pool
 	// release ends the protection of the directory from changes.
 	release func() error
 }
@@ -28,8 +30,28 @@ type outgoing struct {
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
 
-// Since implements backend.Outgoing: the whole content is sent.
-func (o *outgoing) Since(string) bool { return false }
+// Since implements backend.Outgoing. The bases are the snapshots of the same volume.
+func (o *outgoing) Since(identity string) bool {
+	s, ok := o.pools.SnapshotWith(o.pool, o.manifest.Lineage, identity)
+	if !ok {
+		return false
+	}
+	dir, err := o.pool.Snapshots.OpenDirectory(s)
+	if err != nil {
+		return false
+	}
+	_, ok = o.pools.SnapshotWith(o.pool, o.manifest.Lineage, identity) // it was not replaced before it was opened
+	if ok {
+		if err = o.Packed.Since(dir); err != nil {
+			klog.ErrorS(err, "Comparing a directory with an earlier snapshot failed", "source", o.manifest.Identity, "base", identity)
+		}
+	}
+	if !ok || err != nil {
+		_ = dir.Close()
+		return false
+	}
+	return true
+}
 
 // Close implements io.Closer.
 func (o *outgoing) Close() error {
@@ -42,7 +64,7 @@ func (o *outgoing) Close() error {
 
 // open packs a directory, and closes it. exists returns an error if the source was deleted: its entries may then be missing in the
 // index, because the trash is emptied meanwhile. After an error, open calls release.
-func open(ctx context.Context, p *pool.Pool, dir *os.File, m volume.Manifest, exists, release func() error) (backend.Outgoing, error) {
+func (b *Backend) open(ctx context.Context, p *pool.Pool, dir *os.File, m volume.Manifest, exists, release func() error) (backend.Outgoing, error) {
 	packed, err := clone.Pack(ctx, dir, p.UnnamedFile)
 	if existsErr := exists(); err == nil && existsErr != nil {
 		err = errors.Join(existsErr, packed.Close())
@@ -52,7 +74,7 @@ func open(ctx context.Context, p *pool.Pool, dir *os.File, m volume.Manifest, ex
 	}
 	m.Bytes = packed.Bytes
 	m.Tree = &volume.PackedTree{IndexSize: packed.IndexSize, Size: packed.Size, Layout: packed.Layout}
-	return &outgoing{packed, m, release}, nil
+	return &outgoing{packed, m, &b.Pools, p, release}, nil
 }
 
 // Send implements backend.Transferrer. If the source is deleted meanwhile, the transfer fails.
@@ -79,7 +101,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 		}
 		return err
 	}
-	return open(ctx, p, dir, m, exists, func() error { return nil })
+	return b.open(ctx, p, dir, m, exists, func() error { return nil })
 }
 
 // sendVolume is Send for a volume. Of a btrfs subvolume it sends a snapshot that exists only for the transfer, so that the volume
@@ -116,7 +138,7 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 		}
 		return err
 	}
-	return open(ctx, p, dir, m, exists, lock.Close)
+	return b.open(ctx, p, dir, m, exists, lock.Close)
 }
 
 // sendTemporary sends a subvolume with a snapshot that exists only for the transfer.
@@ -151,7 +173,7 @@ func (b *Backend) sendTemporary(ctx context.Context, p *pool.Pool, v volume.Volu
 	if err := p.Quotas.Relimit(writers...); err != nil {
 		return nil, errors.Join(err, dir.Close(), remove())
 	}
-	return open(ctx, p, dir, m, func() error { return nil }, remove) // the trash sets the limits again
+	return b.open(ctx, p, dir, m, func() error { return nil }, remove) // the trash sets the limits again
 }
 
 // openData opens the directory in the folder of a snapshot.
@@ -170,11 +192,15 @@ func (b *Backend) Receive(ctx context.Context, spec volume.Spec, from backend.In
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+	v, err := b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
 		return b.ReceiveAsJob(ctx, p, spec, from, func(ctx context.Context, stream backend.Stream, j *pool.Job) error {
 			return b.receive(ctx, p, spec, requested, stream, j)
 		})
 	})
+	if err != nil {
+		return v, err
+	}
+	return v, b.limitOwners(v)
 }
 
 // receive creates a volume with the content of a stream.
@@ -190,7 +216,11 @@ func (b *Backend) receive(ctx context.Context, p *pool.Pool, spec volume.Spec, r
 		return err
 	}
 	defer partial.Close()
-	if err := backend.ReceiveContent(ctx, stream, partial, nil, j); err != nil {
+	bases, err := partial.Bases()
+	if err != nil {
+		return err
+	}
+	if err := backend.ReceiveContent(ctx, stream, partial, bases, j); err != nil {
 		return err
 	}
 	return partial.CommitDirectory(ctx, func(dir *os.File, empty bool) error {

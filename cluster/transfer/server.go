@@ -162,7 +162,11 @@ func (s *Server) session(conn *watched, node string) (err error) {
 	if err != nil {
 		return err
 	}
+	stop := keepAlive(conn, end)
 	base := selectBase(source, bases)
+	if err := stop(); err != nil {
+		return err
+	}
 	to := newReceiver(conn.conn, stallTimeout)
 	defer to.timer.Stop()
 	s.sessions.Go(to.read)

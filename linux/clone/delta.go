@@ -38,16 +38,7 @@ func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Ran
 			yield(Range{}, err)
 			return
 		}
-		for _, ranges := range []iter.Seq2[Range, error]{
-			p.changed(ctx, from),
-			data(ctx, newer, max(from, p.common), p.size),
-		} {
-			for r, err := range ranges {
-				if !yield(r, err) || err != nil {
-					return
-				}
-			}
-		}
+		p.differences(ctx, from)(yield)
 	})
 }
 
@@ -56,8 +47,9 @@ type pair struct {
 	older, newer *os.File
 	// common is the size of the smaller image, and size that of newer, in bytes.
 	common, size int64
-	// byAddress means that equal addresses on the disk imply equal content.
-	byAddress bool
+	// byAddress means that equal addresses on the disk imply equal content. readUnaddressable means that the content of extents
+	// without a unique address is compared then, and does not count as different.
+	byAddress, readUnaddressable bool
 }
 
 // newPair reads the properties of two images.
@@ -105,6 +97,22 @@ func deviceOf(f *os.File) (dev uint64, stable bool, err error) {
 	return st.Dev, a.Flags&(sys.AttrImmutable|sys.AttrRealtime) == sys.AttrImmutable, err
 }
 
+// differences yields the ranges of Delta, which may touch.
+func (p *pair) differences(ctx context.Context, from int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		for _, ranges := range []iter.Seq2[Range, error]{
+			p.changed(ctx, from),
+			data(ctx, p.newer, max(from, p.common), p.size),
+		} {
+			for r, err := range ranges {
+				if !yield(r, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
 // changed yields the differences from an offset to the end of the smaller image.
 func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	if p.byAddress {
@@ -125,7 +133,8 @@ func (p *pair) changedAddresses(ctx context.Context, from int64) iter.Seq2[Range
 				return
 			}
 			ranges := differing(oldRuns, newRuns, from, upTo)
-			if stable, err := p.sameAddresses(&older, oldRuns, from, upTo); err != nil || !stable {
+			stable, err := p.sameAddresses(&older, oldRuns, from, upTo)
+			if err != nil || !stable || p.readUnaddressable && (anyUnaddressable(oldRuns) || anyUnaddressable(newRuns)) {
 				ranges = p.changedContent(ctx, from, upTo)
 			}
 			for r, err := range ranges {
@@ -155,6 +164,10 @@ func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns
 func (p *pair) sameAddresses(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
 	extents, _, err := readExtents(older, p.older, from, upTo)
 	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
+}
+
+func anyUnaddressable(runs []run) bool {
+	return slices.ContainsFunc(runs, func(r run) bool { return r.unaddressable })
 }
 
 // differing yields the ranges in which the runs of two files differ.

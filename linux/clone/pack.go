@@ -26,7 +26,7 @@ const maxDense = 1 << 20
 // The content of the regular files follows, in the order of the index and with holes. Only the index is stored.
 type Packed struct {
 	// IndexSize is the size of the index, and Size that of the index and the content of all files including holes. Bytes is
-	// the space that the tree takes. All are in bytes.
+	// the space that the tree takes. All are in bytes. The second half of the index is zeros unless Since is called.
 	IndexSize, Size, Bytes int64
 	// Layout is a checksum of the index without access times. As long as it is the same, an offset has the same meaning.
 	Layout string
@@ -34,6 +34,10 @@ type Packed struct {
 	index, root *os.File
 	mu          sync.Mutex
 	reading     *packedFiles
+	// base is nil before Since. originSize is the size of the origins in the index in bytes.
+	base       *os.File
+	snapshots  bool
+	originSize int64
 }
 
 // Pack reads a tree, and writes its index to a file without a name. temporary makes such a file. The tree must not change until
@@ -57,8 +61,11 @@ func Pack(ctx context.Context, root *os.File, temporary func() (*os.File, error)
 	return p, nil
 }
 
-// Close closes the tree.
+// Close closes the tree and the base.
 func (p *Packed) Close() error {
+	if p.base != nil {
+		_ = p.base.Close()
+	}
 	if p.reading != nil {
 		p.reading.close()
 	}
@@ -87,9 +94,9 @@ func (p *Packed) write(ctx context.Context, inodes *os.File) error {
 	if err := w.index.to.Flush(); err != nil {
 		return err
 	}
-	p.IndexSize, p.Size, p.Bytes = w.index.size, w.index.size+w.index.data, w.bytes
+	p.IndexSize, p.Size, p.Bytes = 2*w.index.size, 2*w.index.size+w.index.data, w.bytes
 	p.Layout = strconv.FormatUint(w.index.sum.Sum64(), 16)
-	return nil
+	return p.index.Truncate(p.IndexSize)
 }
 
 // packing is the tree.Handler that writes the index.
@@ -228,15 +235,16 @@ func (p *Packed) ReadAt(b []byte, at int64) (n int, err error) {
 	return n, nil
 }
 
-// Ranges yields the ranges of the index and of the data of the files from an offset on, in order. All other bytes are zeros.
+// Ranges yields the ranges of the index and of the data of the files from an offset on, in order. All other bytes are zeros. After
+// Since, the data of a file with an origin is that of the origin instead, with zeros behind its end, except in the ranges.
 func (p *Packed) Ranges(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
-		if from < p.IndexSize && !yield(Range{from, p.IndexSize - from}, nil) {
+		if end := p.IndexSize/2 + p.originSize; from < end && !yield(Range{from, end - from}, nil) {
 			return
 		}
 		var dense Range // adjacent small files, as one range
 		for r, err := range p.fileRanges(ctx, from) {
-			small := err == nil && r.Length <= maxDense
+			small := err == nil && r.Length <= maxDense && p.base == nil // a hole that is sent stays a range
 			if small && dense.Length > 0 && dense.end() == r.Offset && dense.Length < maxDense {
 				dense.Length += r.Length
 				continue
@@ -261,6 +269,7 @@ func (p *Packed) Ranges(ctx context.Context, from int64) iter.Seq2[Range, error]
 func (p *Packed) fileRanges(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		f := newPackedFiles(p.root, p.index, p.IndexSize, p.Size, readFlags, ctx.Err)
+		f.base, f.snapshots = p.base, p.snapshots
 		defer f.close()
 		for {
 			err := f.next()
@@ -286,13 +295,19 @@ type packedFiles struct {
 	flags int
 	// each is called before each record is read. It ends the call with its error.
 	each func() error
+	// base contains the origins of files; nil if they have none. snapshots is that of comparison.
+	base      *os.File
+	snapshots bool
 
 	records *indexReader
+	origins *originReader
 	dirs    tree.Stack
 	// current is the current file, start the offset of its data, and file is nil until it is open.
 	current *packedEntry
 	start   int64
 	file    *os.File
+	// origin is that of the entry of the last record; nil for none.
+	origin *origin
 }
 
 func newPackedFiles(root, index *os.File, indexSize, size int64, flags int, each func() error) *packedFiles {
@@ -325,7 +340,7 @@ func (f *packedFiles) next() error {
 			return err
 		}
 		if r.entry != nil && r.entry.kind() == unix.S_IFREG && r.entry.dataSize() > 0 {
-			f.current, f.start = r.entry, r.data
+			f.current, f.start = r.entry, f.indexSize+r.data
 			return nil
 		}
 	}
@@ -344,15 +359,21 @@ func (f *packedFiles) step() (packedRecord, error) {
 	return r, err
 }
 
-// read reads the next record.
+// read reads the next record, and the origin of its entry.
 func (f *packedFiles) read() (packedRecord, error) {
 	if f.records == nil {
-		f.records = newIndexReader(f.index, f.indexSize, f.size)
+		f.records = newIndexReader(f.index, f.indexSize/2, f.size-f.indexSize)
+		f.origins = newOriginReader(f.index, f.indexSize)
 	}
 	if err := f.each(); err != nil {
 		return packedRecord{}, err
 	}
-	return f.records.next()
+	r, err := f.records.next()
+	f.origin = nil
+	if e := r.entry; err == nil && f.base != nil && e != nil && e.dataSize() > 0 {
+		f.origin, err = f.origins.next(e, f.dirs.Path(e.name))
+	}
+	return r, err
 }
 
 // leave closes the current directory.
@@ -407,6 +428,9 @@ func openPacked(dir *os.File, name string, e *packedEntry) (*os.File, error) {
 
 // ranges yields the ranges of the data of the current file from an offset on. It returns false if no more ranges are wanted.
 func (f *packedFiles) ranges(ctx context.Context, from int64, yield func(Range, error) bool) bool {
+	if f.origin != nil {
+		return f.differences(ctx, from, yield)
+	}
 	if f.current.Marks&markDense != 0 {
 		return yield(Range{from, f.end() - from}, nil)
 	}

@@ -55,7 +55,10 @@ func targetOf(tb testing.TB, p *clone.Packed, dst string) clone.Target {
 	return clone.Target{Root: open(tb, dst), Index: copyIndex(tb, p), IndexSize: p.IndexSize, Size: p.Size, Each: tb.Context().Err}
 }
 
-// copyData copies the data between two offsets of a packed tree, and returns its size.
+// holePuncher is implemented by targets of differences.
+type holePuncher interface{ PunchHole(clone.Range) error }
+
+// copyData copies the data between two offsets of a packed tree, and returns its size. Zeros are holes if the target has them.
 func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (bytes int64) {
 	tb.Helper()
 	last := int64(0)
@@ -69,9 +72,13 @@ func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (
 			b := make([]byte, min(1<<20, min(last, end)-at))
 			_, err := p.ReadAt(b, at)
 			must(tb, err)
-			_, err = to.WriteAt(b, at)
-			must(tb, err)
 			at += int64(len(b))
+			if holes, ok := to.(holePuncher); ok && len(strings.Trim(string(b), "\x00")) == 0 {
+				must(tb, holes.PunchHole(clone.Range{Offset: at - int64(len(b)), Length: int64(len(b))}))
+				continue
+			}
+			_, err = to.WriteAt(b, at-int64(len(b)))
+			must(tb, err)
 			bytes += int64(len(b))
 		}
 	}
@@ -82,24 +89,46 @@ func copyData(tb testing.TB, p *clone.Packed, to io.WriterAt, from, end int64) (
 func sendTree(tb testing.TB, src, dst string, interruptions int) {
 	tb.Helper()
 	p := pack(tb, src)
+	sendPacked(tb, p, targetOf(tb, p, dst), interruptions)
+}
+
+// sendDifferences is sendTree with the differences from a base, of which older is a copy. It returns the size of the data that was
+// sent.
+func sendDifferences(tb testing.TB, src, base, dst, older string, interruptions int) (bytes int64) {
+	tb.Helper()
+	p := pack(tb, src)
+	root, err := os.Open(base)
+	must(tb, err)
+	must(tb, p.Since(root))
 	target := targetOf(tb, p, dst)
+	target.Base, target.MaxShared = open(tb, older), gib
+	return sendPacked(tb, p, target, interruptions)
+}
+
+// sendPacked copies a packed tree to a target, and is interrupted several times. It returns the size of the data that was sent.
+func sendPacked(tb testing.TB, p *clone.Packed, target clone.Target, interruptions int) (bytes int64) {
+	tb.Helper()
 	u, err := clone.Unpack(target)
 	must(tb, err)
 	verified := p.IndexSize
 	for i := range interruptions {
 		end := verified + (p.Size-verified)*int64(i+1)/int64(interruptions+1)
 		written := min(p.Size, end+rand.Int64N(2<<20))
-		copyData(tb, p, u, verified, written)
+		bytes += copyData(tb, p, u, verified, written)
 		must(tb, u.Sync())
 		u.Close()
-		verified = end
+		if verified = end; target.Base != nil {
+			verified, err = target.Aligned(end, mib)
+			must(tb, err)
+		}
 		u, err = clone.OpenUnpacked(target, verified)
 		must(tb, err)
 	}
-	copyData(tb, p, u, verified, p.Size)
+	bytes += copyData(tb, p, u, verified, p.Size)
 	must(tb, u.Finish(tb.Context()))
 	must(tb, u.Finish(tb.Context())) // repeated after an interruption
 	u.Close()
+	return bytes
 }
 
 // TestPack: a tree that is packed and unpacked on another filesystem equals the original, also after interruptions.
@@ -133,6 +162,108 @@ func TestPack(t *testing.T) {
 		treetest.Compare(t, src, dst)
 	}
 	sendTree(t, filepath.Join(dirs["btrfs"], "src"), mkdir(t, dirs["xfs"], "flags-of-btrfs"), 0)
+}
+
+// TestPackDifferences: after random changes, a copy of an earlier snapshot and the differences are a copy of the later one, also after
+// interruptions. Blocks that have not changed are shared.
+func TestPackDifferences(t *testing.T) {
+	for _, options := range [][]string{nil, {"compress-force=zstd"}} {
+		dir, other := filesystem(t, "btrfs", "1G", options...), filesystem(t, "btrfs", "1G")
+		testenv.Run(t, "btrfs", "subvolume", "create", filepath.Join(dir, "src"))
+		src := filepath.Join(dir, "src")
+		treetest.Make(t, src, 3)
+		large := create(t, filepath.Join(src, "large"))
+		write(t, large, 0, random(20*mib))
+		snapshot := func(name string) string {
+			testenv.Run(t, "btrfs", "subvolume", "snapshot", "-r", src, filepath.Join(dir, name))
+			return filepath.Join(dir, name)
+		}
+		base, older := snapshot("0"), mkdir(t, other, "0")
+		sendTree(t, base, older, 0)
+		for round := range 8 {
+			treetest.Change(t, src, uint64(round+1))
+			write(t, large, int64(round)*mib+1, random(100*kib))
+			name := fmt.Sprint(round + 1)
+			newer, dst := snapshot(name), mkdir(t, other, name)
+			sent := sendDifferences(t, newer, base, dst, older, round%3)
+			treetest.Compare(t, newer, dst)
+			if round%3 == 0 && sent > 10*mib {
+				t.Errorf("got %d bytes, want only the changes", sent)
+			}
+			base, older = newer, dst
+		}
+	}
+}
+
+// TestPackDifferencesContent: on filesystems without snapshots, files with the same path are compared by their content.
+func TestPackDifferencesContent(t *testing.T) {
+	for _, from := range []string{"xfs", "ext4"} {
+		dir, other := filesystem(t, from, "1G"), filesystem(t, "xfs", "1G")
+		src := mkdir(t, dir, "src")
+		treetest.Make(t, src, 4)
+		must(t, os.WriteFile(filepath.Join(src, "large"), random(20*mib), 0o600))
+		snapshot := func(name string) string {
+			to := mkdir(t, dir, name)
+			_, err := clone.Tree(t.Context(), open(t, to), open(t, src), clone.Options{})
+			must(t, err)
+			return to
+		}
+		base, older := snapshot("0"), mkdir(t, other, "0")
+		sendTree(t, base, older, 0)
+		treetest.Change(t, src, 1)
+		newer, dst := snapshot("1"), mkdir(t, other, "1")
+		if sent := sendDifferences(t, newer, base, dst, older, 0); sent > 10*mib {
+			t.Errorf("from %s: got %d bytes, want only the changes", from, sent)
+		}
+		treetest.Compare(t, newer, dst)
+		dst = mkdir(t, other, "2")
+		sendDifferences(t, newer, base, dst, older, 3)
+		treetest.Compare(t, newer, dst)
+	}
+}
+
+// TestPackDifferencesLimits: a tree begins with at most a size of data of the base. A base that was changed, and one that cannot
+// share blocks, are refused.
+func TestPackDifferencesLimits(t *testing.T) {
+	dir, other := filesystem(t, "xfs", "512M"), filesystem(t, "ext4", "256M")
+	base := mkdir(t, dir, "base")
+	for _, name := range []string{"a", "b"} {
+		must(t, os.WriteFile(filepath.Join(base, name), random(mib), 0o600))
+	}
+	try := func(dst, older string, maxShared int64) error {
+		p := pack(t, base)
+		must(t, p.Since(open(t, base)))
+		target := targetOf(t, p, dst)
+		target.Base, target.MaxShared = open(t, older), maxShared
+		u, err := clone.Unpack(target)
+		if err == nil {
+			if u.SharedBytes != 2*mib {
+				t.Errorf("got %d bytes of the base, want %d", u.SharedBytes, 2*mib)
+			}
+			u.Close()
+		}
+		return err
+	}
+	changed := mkdir(t, dir, "other base")
+	testenv.Run(t, "cp", "-a", base+"/.", changed)
+	must(t, os.WriteFile(filepath.Join(changed, "b"), random(mib), 0o600))
+	elsewhere := mkdir(t, other, "base")
+	testenv.Run(t, "cp", "-a", base+"/.", elsewhere)
+	for name, test := range map[string]struct {
+		dst, older string
+		maxShared  int64
+		want       error
+	}{
+		"the limit":         {dir, base, 2 * mib, nil},
+		"more":              {dir, base, 2*mib - 1, clone.ErrTooLarge},
+		"changed":           {dir, changed, gib, clone.ErrBase},
+		"no shared blocks":  {other, elsewhere, gib, clone.ErrNotShared},
+		"other filesystems": {dir, elsewhere, gib, clone.ErrNotShared},
+	} {
+		if err := try(mkdir(t, test.dst, name), test.older, test.maxShared); !errors.Is(err, test.want) {
+			t.Errorf("%s: got %v, want %v", name, err, test.want)
+		}
+	}
 }
 
 // TestPackLayout: the layout of a tree does not change by reading it, and changes with the tree.

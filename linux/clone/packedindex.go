@@ -15,7 +15,8 @@ import (
 
 // The index of a packed tree is packedMagic, and then the records of all entries in the order of a walk: that of an entry, its
 // extended attributes, and for a directory the records of its content and a recordLeave. The first entry is the root, which
-// has no name. A record begins with its kind.
+// has no name. A record begins with its kind. The index ends with as many bytes for origins. packedMagic must change if the origins
+// of the same trees change, so that an interrupted transfer does not continue with others.
 const (
 	packedMagic = "packed tree 1\n"
 
@@ -98,7 +99,7 @@ func packedTimeOf(t unix.Timespec) packedTime { return packedTime{t.Sec, uint32(
 // indexWriter writes an index.
 type indexWriter struct {
 	to *bufio.Writer
-	// size is the size of the index, and data that of the data of all entries, in bytes.
+	// size is the size of the records, and data that of the data of all entries, in bytes.
 	size, data int64
 	// sum is the checksum of the index without access times, because reading a symbolic link changes that of the link.
 	sum hash.Hash64
@@ -107,6 +108,7 @@ type indexWriter struct {
 
 func newIndexWriter(to io.Writer) *indexWriter {
 	w := &indexWriter{to: bufio.NewWriterSize(to, 1<<20), sum: xxhash.New()}
+	w.sum.Write([]byte(packedMagic))
 	_, _ = w.to.WriteString(packedMagic) // a bufio.Writer returns its first error from Flush
 	w.size = int64(len(packedMagic))
 	return w
@@ -159,14 +161,14 @@ type packedRecord struct {
 	// attribute is the name of an extended attribute; empty for none.
 	attribute string
 	value     []byte
-	// data is the offset of the data of the entry in the packed tree.
+	// data is the offset of the data of the entry behind the index.
 	data int64
 }
 
 // indexReader reads an index. It trusts neither the records nor their order.
 type indexReader struct {
 	from *bufio.Reader
-	// end is the size of the packed tree, and data the offset of the data of the next entry.
+	// end is the size of the data of all entries, and data the offset of that of the next entry.
 	end, data int64
 	depth     int
 	// last is the type of the last entry if its extended attributes may follow.
@@ -175,9 +177,9 @@ type indexReader struct {
 	buf   []byte
 }
 
-// newIndexReader returns a reader of an index with a size. end is the size of the packed tree.
-func newIndexReader(index io.ReaderAt, size, end int64) *indexReader {
-	return &indexReader{from: bufio.NewReaderSize(io.NewSectionReader(index, 0, size), 64<<10), end: end, data: size}
+// newIndexReader returns a reader of the records of an index, which have a size. data is the size of the data of all entries.
+func newIndexReader(index io.ReaderAt, size, data int64) *indexReader {
+	return &indexReader{from: bufio.NewReaderSize(io.NewSectionReader(index, 0, size), 64<<10), end: data}
 }
 
 // next returns the next record, and io.EOF at the end of a complete index. Other errors are ErrIndex if the index is

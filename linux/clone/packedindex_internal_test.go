@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,8 +19,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 )
 
-// indexOf returns an index with entries, each followed by an extended attribute, and the size of the packed tree. A nil entry
-// leaves a directory.
+// indexOf returns the records of an index with entries, each followed by an extended attribute, and the size of their data. A nil
+// entry leaves a directory.
 func indexOf(tb testing.TB, entries ...*packedEntry) (index []byte, size int64) {
 	tb.Helper()
 	var b bytes.Buffer
@@ -39,7 +40,20 @@ func indexOf(tb testing.TB, entries ...*packedEntry) (index []byte, size int64) 
 	if err := w.to.Flush(); err != nil {
 		tb.Fatal(err)
 	}
-	return b.Bytes(), w.size + w.data
+	return b.Bytes(), w.data
+}
+
+// withOrigins returns the index with records and the origins of the files.
+func withOrigins(tb testing.TB, records []byte, origins ...*origin) []byte {
+	tb.Helper()
+	index := bytes.Clone(records)
+	for _, o := range origins {
+		var err error
+		if index, err = o.append(index, &packedEntry{}, ""); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return append(index, make([]byte, max(0, 2*len(records)-len(index)))...)
 }
 
 func named(name string, mode uint32, change ...func(*packedEntry)) *packedEntry {
@@ -105,7 +119,7 @@ func TestHostileIndex(t *testing.T) {
 	}{
 		"larger tree":    {index, size + 1},
 		"smaller tree":   {index, size - 1},
-		"more records":   {append(bytes.Clone(index), recordLeave), size + 1},
+		"more records":   {append(bytes.Clone(index), recordLeave), size},
 		"other magic":    {append([]byte("x"), index[1:]...), size},
 		"empty":          {nil, 0},
 		"a file as root": {func() []byte { b, _ := indexOf(t, named("", unix.S_IFREG)); return b }(), size},
@@ -141,10 +155,49 @@ func TestHostileTree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, size := indexOf(t, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
-			target, unchanged := targetOf(t, b, size)
+			target, unchanged := targetOf(t, withOrigins(t, b), size)
 			if u, err := Unpack(target); err == nil {
 				u.Close()
 				t.Error("the index was accepted")
+			}
+			unchanged()
+		})
+	}
+}
+
+// TestHostileOrigins: origins that Since does not write are refused, and so are files outside of the base, other files than regular
+// ones, and those in another state.
+func TestHostileOrigins(t *testing.T) {
+	records, size := indexOf(t, named("", unix.S_IFDIR|0o700), named("file", unix.S_IFREG|0o600, func(e *packedEntry) { e.Size = 10 }), nil)
+	state := originState{Size: 4, Modified: packedTime{Seconds: 1}}
+	invalid := func(origin ...byte) []byte {
+		index := withOrigins(t, records)
+		copy(index[len(records):], origin)
+		return index
+	}
+	for name, test := range map[string]struct {
+		index []byte
+		want  error
+	}{
+		"parent":                  {withOrigins(t, records, &origin{path: "../secret", originState: state}), ErrBase},
+		"absolute":                {withOrigins(t, records, &origin{path: "/secret", originState: state}), ErrBase},
+		"symbolic link":           {withOrigins(t, records, &origin{path: "link", originState: state}), ErrBase},
+		"through a symbolic link": {withOrigins(t, records, &origin{path: "up/secret", originState: state}), ErrBase},
+		"pipe":                    {withOrigins(t, records, &origin{path: "pipe"}), ErrBase},
+		"directory":               {withOrigins(t, records, &origin{path: "."}), ErrBase},
+		"missing":                 {withOrigins(t, records, &origin{path: "missing", originState: state}), ErrBase},
+		"other size":              {withOrigins(t, records, &origin{path: "file", originState: originState{5, state.Modified}}), ErrBase},
+		"other time":              {withOrigins(t, records, &origin{path: "file", originState: originState{4, packedTime{2, 0}}}), ErrBase},
+		"no path":                 {invalid(originUsed|originMoved, 0, 0), ErrIndex},
+		"zero in the path":        {invalid(originUsed|originMoved, 0, 2, 'a', 0), ErrIndex},
+		"long path":               {invalid(originUsed|originMoved, 0xff, 0xff), ErrIndex},
+		"unknown bit":             {invalid(originUsed | 1<<7), ErrIndex},
+		"unused":                  {invalid(originSame), ErrIndex},
+	} {
+		t.Run(name, func(t *testing.T) {
+			target, unchanged := targetOf(t, test.index, size)
+			if _, err := Unpack(target); !errors.Is(err, test.want) {
+				t.Errorf("got %v, want %v", err, test.want)
 			}
 			unchanged()
 		})
@@ -172,10 +225,10 @@ func TestUnpackDevice(t *testing.T) {
 		}
 	}
 
-	b, size := indexOf(t, root,
+	records, size := indexOf(t, root,
 		named("device", unix.S_IFBLK|0o600, func(e *packedEntry) { e.Device, e.Inode, e.Links = st.Rdev, 7, 2 }), file,
 		named("file", unix.S_IFREG|0o600, func(e *packedEntry) { e.Inode, e.Links, e.Marks = 7, 2, markAgain }), nil)
-	target, _ := targetOf(t, b, size)
+	target, _ := targetOf(t, withOrigins(t, records), size)
 	if _, err := Unpack(target); !errors.Is(err, unix.EEXIST) {
 		t.Errorf("a name of the device that the file has: got %v, want %v", err, unix.EEXIST)
 	}
@@ -184,8 +237,8 @@ func TestUnpackDevice(t *testing.T) {
 	}
 	unchanged()
 
-	b, size = indexOf(t, root, file, nil)
-	target, _ = targetOf(t, b, size)
+	records, size = indexOf(t, root, file, nil)
+	target, _ = targetOf(t, withOrigins(t, records), size)
 	u, err := Unpack(target)
 	must(err)
 	at := int(target.Root.Fd())
@@ -208,7 +261,8 @@ func TestUnpackDevice(t *testing.T) {
 	unchanged()
 }
 
-// targetOf describes the tree of an index in a new directory. unchanged verifies that nothing outside of the tree was changed.
+// targetOf describes the tree of an index in a new directory, with data of a size, and a base. unchanged verifies that nothing
+// outside of the tree was changed.
 func targetOf(t *testing.T, index []byte, size int64) (target Target, unchanged func()) {
 	t.Helper()
 	must := func(err error) {
@@ -220,6 +274,10 @@ func targetOf(t *testing.T, index []byte, size int64) (target Target, unchanged 
 	dir, err := os.OpenRoot(t.TempDir())
 	must(err)
 	must(errors.Join(dir.Mkdir("root", 0o700), dir.Mkdir("outside", 0o700), dir.WriteFile("index", index, 0o600)))
+	must(errors.Join(dir.Mkdir("base", 0o700), dir.Symlink("../secret", "base/link"), dir.Symlink("..", "base/up")))
+	for _, name := range []string{"secret", "base/file"} {
+		must(errors.Join(dir.WriteFile(name, []byte("data"), 0o600), dir.Chtimes(name, time.Unix(1, 0), time.Unix(1, 0))))
+	}
 	state := func() string {
 		var text strings.Builder
 		must(fs.WalkDir(dir.FS(), ".", func(path string, e fs.DirEntry, err error) error {
@@ -237,13 +295,16 @@ func targetOf(t *testing.T, index []byte, size int64) (target Target, unchanged 
 		}))
 		return text.String()
 	}
-	target = Target{IndexSize: int64(len(index)), Size: size, Each: t.Context().Err}
+	target = Target{IndexSize: int64(len(index)), Size: int64(len(index)) + size, MaxShared: 1 << 20, Each: t.Context().Err}
 	target.Index, err = dir.Open("index")
 	must(err)
 	target.Root, err = dir.Open("root")
 	must(err)
+	target.Base, err = dir.Open("base")
+	must(err)
+	must(unix.Mknodat(int(target.Base.Fd()), "pipe", unix.S_IFIFO|0o600, 0))
 	t.Cleanup(func() {
-		if err := errors.Join(tree.Empty(context.Background(), target.Root), target.Root.Close(), target.Index.Close(), dir.Close()); err != nil {
+		if err := errors.Join(tree.Empty(context.Background(), target.Root), target.Root.Close(), target.Base.Close(), target.Index.Close(), dir.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -267,11 +328,11 @@ func FuzzIndex(f *testing.F) {
 		f.Add(b, size)
 	}
 	f.Fuzz(func(t *testing.T, index []byte, size int64) {
-		if size < int64(len(index)) {
+		if size < 0 {
 			return
 		}
 		r := newIndexReader(bytes.NewReader(index), int64(len(index)), size)
-		end, depth, records := int64(len(index)), 0, 0
+		end, depth, records := int64(0), 0, 0
 		for {
 			got, err := r.next()
 			if err != nil {
@@ -302,11 +363,43 @@ func FuzzIndex(f *testing.F) {
 	})
 }
 
+// FuzzOrigins: every origin that is read is written with the same meaning, and the paths are those of a system call.
+func FuzzOrigins(f *testing.F) {
+	for _, o := range []*origin{nil, {same: true}, {path: "a/b", originState: originState{1, packedTime{2, 3}}}} {
+		record, err := o.append(nil, &packedEntry{}, "path")
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(bytes.Repeat(record, 4))
+	}
+	f.Fuzz(func(t *testing.T, origins []byte) {
+		e := &packedEntry{}
+		read := func(b []byte) *originReader {
+			return newOriginReader(bytes.NewReader(append(make([]byte, len(b)), b...)), int64(2*len(b)))
+		}
+		for r, left := read(origins), len(origins); left >= 0; left-- {
+			o, err := r.next(e, "path")
+			if err != nil {
+				return
+			}
+			record, err := o.append(nil, e, "path")
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := read(record).next(e, "path")
+			if err != nil || (o == nil) != (again == nil) || o != nil && (*o != *again || o.path == "" || len(o.path) >= unix.PathMax || strings.Contains(o.path, "\x00")) {
+				t.Fatalf("got %+v, and after writing it %+v, %v", o, again, err)
+			}
+		}
+	})
+}
+
 // FuzzUnpack: whatever the index and the data contain, nothing outside of the root changes.
 func FuzzUnpack(f *testing.F) {
 	seed := func(entries ...*packedEntry) {
-		b, size := indexOf(f, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
-		f.Add(b, size, int64(len(b)), []byte("data"))
+		records, size := indexOf(f, append(append([]*packedEntry{named("", unix.S_IFDIR|0o700)}, entries...), nil)...)
+		index := withOrigins(f, records, &origin{path: "file", originState: originState{4, packedTime{1, 0}}}, &origin{path: "../secret"})
+		f.Add(index, size, int64(len(index)), []byte("data"))
 	}
 	content := func(e *packedEntry) { e.Size = 10 }
 	seed(named("a", unix.S_IFREG|0o4755, content), named("d", unix.S_IFDIR|0o755), named("b", unix.S_IFREG|0o600, content), nil)

@@ -16,8 +16,12 @@ import (
 // earlyFlags are the flags that affect how data is written, so that they are set on an empty file.
 const earlyFlags = sys.FlagNoCOW | sys.FlagCompress | sys.FlagNoCompress
 
-// ErrTooMany means that a packed tree has more files and directories than Target.MaxInodes.
-var ErrTooMany = errors.New("the tree has too many files and directories")
+var (
+	// ErrTooMany means that a packed tree has more files and directories than Target.MaxInodes.
+	ErrTooMany = errors.New("the tree has too many files and directories")
+	// ErrTooLarge means that the files of a packed tree begin with more data of the base than Target.MaxShared.
+	ErrTooLarge = errors.New("the tree has too much data of the base")
+)
 
 // Target describes the tree that is made of a packed tree (Packed).
 type Target struct {
@@ -27,30 +31,39 @@ type Target struct {
 	IndexSize, Size int64
 	// MaxInodes is the maximum number of files and directories; 0 for no maximum.
 	MaxInodes int64
+	// Base is the tree from which the differences are received (Packed.Since), as it was then. It is on the same filesystem, and is
+	// only used by Unpack and OpenUnpacked. It is nil for none. MaxShared is the maximum size of its data in the new tree, in bytes.
+	Base      *os.File
+	MaxShared int64
 	// Each is called before each record of the index is read. It ends the call with its error.
 	Each func() error
 }
 
 // files finds the files of the tree, and opens them with flags.
 func (t *Target) files(flags int, each func() error) *packedFiles {
-	return newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, flags, each)
+	f := newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, flags, each)
+	f.base = t.Base
+	return f
 }
 
 // Unpacked is a tree that is made of a packed tree. Neither the index nor the order of the data is trusted: nothing is written
 // outside of the root, and not more than the size of the packed tree.
 type Unpacked struct {
 	Target
-	writing *packedFiles
+	// SharedBytes is the size of the data of the base in the tree that Unpack has made.
+	SharedBytes int64
+	writing     *packedFiles
 }
 
-// Unpack makes all entries of a packed tree in the empty directory t.Root: files have their size and no data, and no entry has its
-// attributes. The error is ErrIndex if the index is invalid, and ErrTooMany before an entry is made. After another error, the root
-// contains a part of the tree.
+// Unpack makes all entries of a packed tree in the empty directory t.Root: files have their size and the data of their origin in
+// t.Base, with the same blocks, or no data, and no entry has its attributes. The error is ErrIndex if the index is invalid, and
+// ErrTooMany before an entry is made. After another error, the root contains a part of the tree. It is ErrTooLarge, ErrBase if the
+// base is another one, and ErrNotShared if blocks cannot be shared.
 func Unpack(t Target) (*Unpacked, error) {
 	if err := t.checkInodes(); err != nil {
 		return nil, err
 	}
-	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}}
+	b := &unpacking{packedFiles: t.files(0, t.Each), links: links{root: t.Root}, maxShared: t.MaxShared}
 	defer b.close()
 	defer b.links.close()
 	if err := removeDefaultACL(t.Root); err != nil {
@@ -59,7 +72,9 @@ func Unpack(t Target) (*Unpacked, error) {
 	if err := b.run(); err != nil {
 		return nil, err
 	}
-	return newUnpacked(t), nil
+	u := newUnpacked(t)
+	u.SharedBytes = b.shared
+	return u, nil
 }
 
 // checkInodes returns ErrTooMany if the index has more than MaxInodes files and directories.
@@ -67,7 +82,7 @@ func (t *Target) checkInodes() error {
 	if t.MaxInodes == 0 {
 		return nil
 	}
-	f := t.files(0, t.Each)
+	f := newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, 0, t.Each)
 	for count := int64(0); count <= t.MaxInodes; {
 		r, err := f.read()
 		if errors.Is(err, io.EOF) {
@@ -83,12 +98,17 @@ func (t *Target) checkInodes() error {
 	return ErrTooMany
 }
 
-func newUnpacked(t Target) *Unpacked { return &Unpacked{t, t.files(unix.O_RDWR, t.Each)} }
+func newUnpacked(t Target) *Unpacked {
+	t.Base = nil
+	return &Unpacked{Target: t, writing: t.files(unix.O_RDWR, t.Each)}
+}
 
 // unpacking makes the entries.
 type unpacking struct {
 	*packedFiles
 	links links
+	// shared is the size of the data of the base so far, in bytes.
+	shared, maxShared int64
 }
 
 func (u *unpacking) run() error {
@@ -150,7 +170,14 @@ func (u *unpacking) create(dir *os.File, e *packedEntry) error {
 	if err := setFlags(f, int(e.Flags), earlyFlags); err != nil {
 		return err
 	}
-	return f.Truncate(e.Size)
+	if u.origin == nil {
+		return f.Truncate(e.Size)
+	}
+	bytes, err := u.share(f, e, 0)
+	if u.shared += bytes; err == nil && u.shared > u.maxShared {
+		err = ErrTooLarge
+	}
+	return err
 }
 
 // setFlags sets the flags of chattr(1) in mask to those in flags. It omits flags that the filesystem does not have, because the
@@ -178,29 +205,67 @@ func setFlags(f *os.File, flags, mask int) error {
 	return nil
 }
 
-// OpenUnpacked continues with a tree that Unpack has made, and whose content is complete up to an offset. It removes all data
-// behind that.
-func OpenUnpacked(t Target, upTo int64) (*Unpacked, error) {
-	u := newUnpacked(t)
+// Aligned returns the largest offset up to an offset that is a multiple of an alignment within its file.
+func (t *Target) Aligned(upTo, alignment int64) (int64, error) {
+	f := t.files(0, t.Each)
+	defer f.close()
 	for {
-		err := u.writing.next()
-		if errors.Is(err, io.EOF) {
-			u.writing.close()
-			return u, nil
+		err := f.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return upTo, nil
+		case err != nil:
+			return 0, err
+		case f.end() > upTo:
+			return upTo - max(0, upTo-f.start)%alignment, nil
 		}
-		if err == nil && u.writing.end() > upTo {
-			err = u.clear(upTo)
+	}
+}
+
+// OpenUnpacked continues with a tree that Unpack has made, and whose content is complete up to an offset. It removes all data
+// behind that, or replaces it by that of the base. With a base, the offset is one of Aligned for a multiple of the block size of the
+// filesystem. The errors are those of Unpack.
+func OpenUnpacked(t Target, upTo int64) (*Unpacked, error) {
+	f := t.files(unix.O_RDWR, t.Each)
+	defer f.close()
+	for {
+		err := f.next()
+		if errors.Is(err, io.EOF) {
+			return newUnpacked(t), nil
+		}
+		switch {
+		case err != nil || f.end() <= upTo:
+		case f.origin != nil:
+			err = f.restore(max(0, upTo-f.start))
+		default:
+			err = f.clear(upTo)
 		}
 		if err != nil {
-			u.Close()
 			return nil, err
 		}
 	}
 }
 
+// restore makes the content of the current file from an offset on that of its origin. If an earlier call was interrupted, the file
+// has another size.
+func (f *packedFiles) restore(from int64) error {
+	node, _, err := openRegular(f.dirs.Top(), f.current.name)
+	if err == nil && node == nil {
+		err = fail("open", f.dirs.Top(), unix.ENOENT)
+	}
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	if f.file, err = reopen(context.Background(), node, f.flags); err != nil {
+		return err
+	}
+	_, err = f.share(f.file, f.current, from)
+	return err
+}
+
 // clear removes the data of the current file behind an offset.
-func (u *Unpacked) clear(upTo int64) error {
-	f := u.writing
+func (f *packedFiles) clear(upTo int64) error {
 	if f.start >= upTo {
 		var st unix.Stat_t
 		err := unix.Fstatat(int(f.dirs.Top().Fd()), f.current.name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -212,8 +277,34 @@ func (u *Unpacked) clear(upTo int64) error {
 		return err
 	}
 	from := max(0, upTo-f.start) // truncating within a hole could allocate a block
-	err := unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, f.current.Size-from)
+	return f.punch(Range{from, f.current.Size - from})
+}
+
+// maxBlock is at least the block size of every filesystem, in bytes.
+const maxBlock = 64 << 10
+
+// punch makes a range of the current file, which is open, read as zeros, and frees its blocks (fallocate(2)).
+func (f *packedFiles) punch(r Range) error {
+	if r.end() == f.current.Size { // otherwise the last block is not freed
+		r.Length += maxBlock
+	}
+	err := unix.Fallocate(int(f.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 	return fail("fallocate", f.file, err)
+}
+
+// PunchHole makes a range behind the index read as zeros, and frees its blocks.
+func (u *Unpacked) PunchHole(r Range) error {
+	for f := u.writing; r.Length > 0; {
+		if err := f.find(r.Offset); err != nil {
+			return err
+		}
+		n := min(r.Length, f.end()-r.Offset)
+		if err := f.punch(Range{r.Offset - f.start, n}); err != nil {
+			return err
+		}
+		r.Offset, r.Length = r.Offset+n, r.Length-n
+	}
+	return nil
 }
 
 // WriteAt implements io.WriterAt, for offsets behind the index. It is fast if each call is behind the last one.

@@ -6,7 +6,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +27,7 @@ const (
 	btrfsSubvolSetFlags  = 0x4008941a // _IOW(0x94, 26, __u64)
 	btrfsDevInfo         = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 	btrfsFSInfo          = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
+	btrfsInoPaths        = 0xc0389423 // _IOWR(0x94, 35, struct btrfs_ioctl_ino_path_args)
 	btrfsQgroupAssign    = 0x40189429 // _IOW(0x94, 41, struct btrfs_ioctl_qgroup_assign_args)
 	btrfsQgroupCreate    = 0x4010942a // _IOW(0x94, 42, struct btrfs_ioctl_qgroup_create_args)
 	btrfsQgroupLimit     = 0x8030942b // _IOR(0x94, 43, struct btrfs_ioctl_qgroup_limit_args)
@@ -59,18 +62,32 @@ type (
 		n    uint8
 		_    [7]byte
 	}
-	// subvolInfo omits the UUIDs, transactions and times after the flags.
+	// subvolInfo omits the UUIDs and transactions after the flags, and the times of changes.
 	subvolInfo struct {
 		tree        uint64
 		name        [256]byte
 		parent, dir uint64
 		generation  uint64
 		flags       uint64
-		_           [208]byte
+		_           [96]byte
+		seconds     int64
+		nanoseconds uint32
+		_           [100]byte
 	}
 	inoLookup struct {
 		tree, object uint64
 		name         [4080]byte
+	}
+	// inoPaths has the address of the result, which is inodeNames.
+	inoPaths struct {
+		inode, size uint64
+		_           [4]uint64
+		result      uintptr
+	}
+	// inodeNames has n offsets from the begin of buf, and the paths at these offsets.
+	inodeNames struct {
+		left, missing, n, missed uint32
+		buf                      [4080]byte
 	}
 	lookupUser struct {
 		dir, tree uint64
@@ -162,6 +179,28 @@ func SubvolumePath(root *os.File, ref SubvolumeRef) (string, error) {
 	return unix.ByteSliceToString(args.path[:]) + unix.ByteSliceToString(args.name[:]), nil
 }
 
+// InodePath returns a path, below the root of the subvolume that is open, of the file with an inode number. It is empty if no file
+// has this number, or if the path is too long.
+func InodePath(root *os.File, inode uint64) (string, error) {
+	names := new(inodeNames)
+	args := inoPaths{inode: inode, size: uint64(unsafe.Sizeof(*names)), result: uintptr(unsafe.Pointer(names))}
+	var pinned runtime.Pinner
+	pinned.Pin(names)
+	defer pinned.Unpin()
+	err := ioctl(root, "BTRFS_IOC_INO_PATHS", btrfsInoPaths, unsafe.Pointer(&args))
+	if errors.Is(err, unix.ENOENT) || err == nil && names.n == 0 {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	at := binary.NativeEndian.Uint64(names.buf[:])
+	if at >= uint64(len(names.buf)) {
+		return "", nil
+	}
+	return unix.ByteSliceToString(names.buf[at:]), nil
+}
+
 // SubvolumeID returns the ID of the subvolume that contains an open file.
 func SubvolumeID(f *os.File) (uint64, error) {
 	args := inoLookup{object: BtrfsRootInode}
@@ -175,6 +214,16 @@ func SubvolumeInfo(root *os.File) (name string, readOnly bool, err error) {
 	var info subvolInfo
 	err = ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
 	return unix.ByteSliceToString(info.name[:]), info.flags&btrfsRootReadOnly != 0, err
+}
+
+// SnapshotTime returns when the subvolume whose root is open was created. It is zero if the subvolume is not read-only.
+func SnapshotTime(root *os.File) (time.Time, error) {
+	var info subvolInfo
+	err := ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
+	if err != nil || info.flags&btrfsRootReadOnly == 0 {
+		return time.Time{}, err
+	}
+	return time.Unix(info.seconds, int64(info.nanoseconds)), nil
 }
 
 // MakeSubvolumeWritable clears the flags of the subvolume whose root is open. The kernel has only one such

@@ -28,6 +28,7 @@ func TestSizes(t *testing.T) {
 		btrfsSnapCreateV2:   unsafe.Sizeof(volArgsV2{}),
 		btrfsTreeSearch:     unsafe.Sizeof(searchArgs{}),
 		btrfsInoLookup:      unsafe.Sizeof(inoLookup{}),
+		btrfsInoPaths:       unsafe.Sizeof(inoPaths{}),
 		btrfsInoLookupUser:  unsafe.Sizeof(lookupUser{}),
 		btrfsDevInfo:        unsafe.Sizeof(devInfo{}),
 		btrfsFSInfo:         unsafe.Sizeof(fsInfo{}),

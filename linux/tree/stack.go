@@ -3,6 +3,7 @@ package tree
 import (
 	"errors"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -67,6 +68,16 @@ func (s *Stack) Push(dir *os.File) error {
 
 // Top returns the current directory.
 func (s *Stack) Top() *os.File { return s.dirs[len(s.dirs)-1].file }
+
+// Path returns the path of a name in the current directory, relative to the root.
+func (s *Stack) Path(name string) string {
+	var path strings.Builder
+	for _, d := range s.dirs[1:] {
+		path.WriteString(d.name + "/")
+	}
+	path.WriteString(name)
+	return path.String()
+}
 
 // Pop removes the current directory, which the caller must close, and opens its parent if the parent is
 // closed. It returns ErrMoved if the current directory is now in another directory.
