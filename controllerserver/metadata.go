@@ -3,6 +3,8 @@ package controllerserver
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -75,7 +77,7 @@ func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tr
 		return nil, base, target, err
 	}
 	if _, base, err = s.tracked(ctx, from); err != nil {
-		return nil, base, target, err
+		return nil, base, target, missingBase(err)
 	}
 	if tracker, target, err = s.tracked(ctx, to); err != nil {
 		return nil, base, target, err
@@ -87,6 +89,15 @@ func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tr
 		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is newer than target_snapshot_id %q: exchange them", from, to)
 	}
 	return tracker, base, target, err
+}
+
+// missingBase adds the remedy to the error for a base that does not exist. No extent map of a deleted snapshot is kept,
+// because its addresses can have new content.
+func missingBase(err error) error {
+	if !errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	return fmt.Errorf("base_snapshot_id: %w: make a full backup, and keep its snapshot until the next backup is complete", err)
 }
 
 // checkPair refuses the IDs of two snapshots that cannot be of one volume.

@@ -221,5 +221,5 @@ func testChangedBlocksRequests(t *testing.T, d *Driver, kind Kind, older, newer 
 	in, err = d.Control.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: older.GetSnapshotId(), TargetSnapshotId: newer.GetSnapshotId()})
 	must(t, err)
 	_, err = in.Recv()
-	wantCode(t, err, codes.NotFound)
+	wantCode(t, err, codes.NotFound, "base_snapshot_id", "make a full backup, and keep its snapshot")
 }

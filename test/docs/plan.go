@@ -242,6 +242,7 @@ var Nowhere = map[string]string{
 	"docs/migration.md#from-topolvm-and-openebs-lvm-localpv.2": needsLogical,
 	"docs/migration.md#from-topolvm-and-openebs-lvm-localpv.3": needsLogical,
 	"docs/kinds/nfs.md#test-the-export":                        needsServer,
+	"docs/operations/capacity.md#automatic-growth":             needsNetwork,
 	"docs/snapshots.md#enable-snapshots":                       needsNetwork,
 	"docs/snapshots.md#groups":                                 "needs a registry with the image of snapshot-controller",
 }
