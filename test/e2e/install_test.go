@@ -49,7 +49,7 @@ func TestInstall(t *testing.T) {
 	if !strings.Contains(out, "daemonset.apps/trivet-node serverside-applied (server dry run)") || strings.Contains(out, "Warning") {
 		t.Error(out)
 	}
-	const refused = "spec.template.spec.containers[0].volumeMounts[2].mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged containers"
+	const refused = "spec.template.spec.containers[0].volumeMounts.mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged containers"
 	out, err := try(t.Context(), "kubectl", "-n", namespace, "patch", "daemonset", "trivet-node", "--dry-run=server", "--patch",
 		`{"spec": {"template": {"spec": {"containers": [{"name": "trivet", "securityContext": {"privileged": false}}]}}}}`)
 	if err == nil || !strings.Contains(out, refused) {

@@ -70,8 +70,11 @@ func (l *life) steps() []step {
 	}
 	steps := []step{
 		{"CreateVolume", func(ctx context.Context) error { return l.create(ctx, l.name, nil) }},
-		{"ControllerPublishVolume", l.controllerPublish}, {"NodeStageVolume", l.stage}, {"NodePublishVolume", l.publish},
-		{"access of the pod", l.write}, {"NodeGetVolumeStats", l.stats},
+		{"ControllerPublishVolume", l.controllerPublish},
+		{"NodeStageVolume", l.stage},
+		{"NodePublishVolume", l.publish},
+		{"access of the pod", l.write},
+		{"NodeGetVolumeStats", l.stats},
 	}
 	if l.grows() {
 		steps = append(steps, step{"ControllerExpandVolume", l.expand}, step{"NodeExpandVolume", l.expandOnNode})
