@@ -14,7 +14,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
@@ -76,7 +75,7 @@ func (l *life) steps() []step {
 		{"access of the pod", l.write},
 		{"NodeGetVolumeStats", l.stats},
 	}
-	if l.grows() {
+	if k.Has(backendtest.Expand | backendtest.Divisible) {
 		steps = append(steps, step{"ControllerExpandVolume", l.expand}, step{"NodeExpandVolume", l.expandOnNode})
 	}
 	if live {
@@ -90,12 +89,6 @@ func (l *life) steps() []step {
 		steps = append(steps, copies...)
 	}
 	return append(steps, step{"DeleteSnapshot", l.deleteSnapshot}, step{"DeleteVolume", l.delete}, step{"removal of the deleted data", l.awaitEmpty})
-}
-
-// grows reports whether the volume can be expanded on this machine.
-func (l *life) grows() bool {
-	k := l.s.kind
-	return k.Has(backendtest.Expand|backendtest.Divisible) && (k.FSType != "ext4" || !testenv.IsWithout("ext4-growth"))
 }
 
 // run takes the steps until one fails, and returns its call. It returns an empty string if none fails.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
-	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -28,14 +27,12 @@ import (
 
 const (
 	nodeID = "node-1.example"
-	// driverVariable is the path of the driver's program, for machines that cannot build it.
-	driverVariable = "TRIVET_TEST_DRIVER"
 	// waitTimeout is the maximum duration of each call and wait.
 	waitTimeout = time.Minute
 )
 
 // program is the path of the driver's program.
-var program = os.Getenv(driverVariable)
+var program string
 
 func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &program}) }
 
@@ -58,11 +55,7 @@ type subject struct {
 func newSubject(t *testing.T, name, target, kind string) *subject {
 	t.Helper()
 	s := &subject{name: name, target: target, kind: targets.Volume(target, kind)}
-	of := *s.kind.Target()
-	if of.Prepare != nil {
-		of.Prepare(t, &of)
-	}
-	s.medium = of.Medium(t, backendtest.Room{Total: "8G", Volumes: 3, Each: s.kind.Size()})
+	s.medium = s.kind.Target().Medium(t, backendtest.Room{Total: "8G", Volumes: 3, Each: s.kind.Size()})
 	return s
 }
 
@@ -136,9 +129,8 @@ type privileges struct {
 	without      string   // shell commands that take away something
 }
 
-// command returns the command of the driver in a container with privileges, or without a container if p is nil. The
-// container has its own namespaces, but the network of the node if network is true.
-func (n *node) command(p *privileges, hostNetwork bool) *exec.Cmd {
+// command returns the command of the driver in a container with privileges, or without a container if p is nil.
+func (n *node) command(p *privileges) *exec.Cmd {
 	words := []string{program, "driver", "--endpoint", "unix://" + n.socket(), "--node-id", nodeID, "--config", n.config, "--state-dir", n.state, "--http-address", "", "-v", "2"}
 	if p == nil {
 		return exec.Command(words[0], words[1:]...)
@@ -150,10 +142,7 @@ func (n *node) command(p *privileges, hostNetwork bool) *exec.Cmd {
 	words = append([]string{"-c", container, "sh", "setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--"}, words...)
 	cmd := exec.Command("/bin/sh", words...)
 	cmd.Env = append(os.Environ(), "KUBELET="+n.kubelet, "STATE="+n.state, "POOLS="+strings.Join(n.pools(), " "), "WITHOUT="+p.without)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
-	if !hostNetwork {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWNET
-	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET}
 	return cmd
 }
 
@@ -183,11 +172,7 @@ type instance struct {
 // start starts the driver, and returns when it is ready. If it ends before that, the error is its log.
 func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
 	t.Helper()
-	hostNetwork := false
-	for _, s := range n.subjects {
-		hostNetwork = hostNetwork || s.kind.Has(backendtest.Shared)
-	}
-	d := &instance{cmd: n.command(p, hostNetwork), ended: make(chan struct{})}
+	d := &instance{cmd: n.command(p), ended: make(chan struct{})}
 	info, err := n.log.Stat()
 	must(t, err)
 	d.logged = info.Size()
@@ -199,7 +184,7 @@ func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
 	}()
 	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}
 	d.conn, err = grpc.NewClient("unix://"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(backendtest.AddPassphrase))
+		grpc.WithConnectParams(quick))
 	must(t, err)
 	d.identity, d.control, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
 	ready := retry.For(t.Context(), waitTimeout, func() (bool, error) {
@@ -238,24 +223,11 @@ func (n *node) logSince(offset int64) string {
 	return string(b[offset:])
 }
 
-// left returns the volumes and snapshots in the pool, also those that are deleted and not removed yet. The records of a
-// volume group are only visible in the container.
-func (s *subject) left() ([]string, error) {
-	group, ok := s.medium.Config.Section.(*lvm.Group)
-	if !ok {
-		return testenv.PoolEntries(s.medium.Dir)
-	}
-	if others := backendtest.CheckOnlyRecords(group); others != nil {
-		return []string{others.Error()}, nil
-	}
-	return nil, nil
-}
-
 // awaitEmpty waits until the pool of a subject contains no deleted volumes. It fails when the driver has logged that it
 // cannot remove one.
 func (n *node) awaitEmpty(ctx context.Context, s *subject, d *instance) error {
 	return retry.For(ctx, waitTimeout, func() (bool, error) {
-		left, err := s.left()
+		left, err := testenv.PoolEntries(s.medium.Dir)
 		if err != nil || len(left) == 0 {
 			return false, err
 		}

@@ -337,14 +337,6 @@ var guests = []guest{
 		programs: []program{{"./test/verify", []string{"-test.run", "^TestEncrypted$", "-histories", "3"}, passed("TestEncrypted/images-encrypted", "TestEncrypted/images-nfs-encrypted", "TestEncrypted/disks-encrypted")}},
 	},
 	{
-		name: "privileges", disks: groupDisks, prelude: onEncrypted, driver: true, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./test/privileges", []string{"-test.run", "^TestGuest$"}, passed("TestGuest/all", "TestGuest/SYS_RESOURCE")}},
-	},
-	{
-		name: "privileges-nfs", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./test/privileges", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/all", "TestNFS/SYS_ADMIN")}},
-	},
-	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^Test(TwoNodes|SameIdentity.*)$"}, passed("TestTwoNodes/cut_off")}},
 	},
