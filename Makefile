@@ -75,6 +75,14 @@ docs-metrics: ## Write the table of docs/reference/metrics.md from the descripti
 docs-values: ## Write docs/reference/values.md from the values of the chart
 	go test ./test/chart -run '^TestValuesDocumented$$' -update
 
+.PHONY: docs-containers
+docs-containers: ## Write the table of containers in docs/operations/security.md from the chart
+	go test ./test/chart -run '^TestContainersDocumented$$' -update
+
+.PHONY: docs-privileges
+docs-privileges: ## Write the tables of docs/operations/security.md from the list of test/privileges
+	go test ./test/privileges -run '^TestTable$$' -update
+
 .PHONY: docs-cli
 docs-cli: ## Write docs/reference/cli from the help texts of the commands
 	go test ./cmd/trivet -run '^TestReference$$' -update

@@ -30,6 +30,7 @@ var table = []row{
 	{"InUse", 0, testInUse},
 	{"MountFlags", Filesystem, testMountFlags},
 	{"DirectoryFlags", Directory, testDirectoryFlags},
+	{"IDMapped", Mounted, testIDMapped},
 	{"PoolFlags", Shared | Directory, testPoolFlags},
 	{"Secrets", 0, testSecrets},
 

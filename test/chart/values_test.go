@@ -1,7 +1,6 @@
 package chart
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -9,9 +8,9 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
-)
 
-var update = flag.Bool("update", false, "write docs/reference/values.md")
+	"github.com/trivet-csi/trivet/test/frozen"
+)
 
 const (
 	valuesFile = "../../docs/reference/values.md"
@@ -31,7 +30,7 @@ func TestValuesDocumented(t *testing.T) {
 	var rows strings.Builder
 	rows.WriteString(valuesHead)
 	writeValues(t, &rows, "", file.Content[0])
-	if *update {
+	if *frozen.Update {
 		must(t, os.WriteFile(valuesFile, []byte(rows.String()), 0o644)) //nolint:gosec // all users may read it
 	}
 	if read(t, valuesFile) != rows.String() {

@@ -45,10 +45,16 @@ securityContext:
   capabilities: {drop: [ALL]}
   seccompProfile: {type: RuntimeDefault}
   {{- if $root }}
-  {{- with .root.Values.sidecars.seLinuxOptions }}
-  seLinuxOptions: {{- toYaml . | nindent 4 }}
+  {{- with include "trivet.seLinuxOptions" .root }}
+  seLinuxOptions: {{- . | nindent 4 }}
   {{- end }}
   {{- end }}
+{{- end -}}
+
+{{/* The SELinux options of the containers that are not privileged and access directories of the node or mount, as YAML.
+OpenShift enforces SELinux: there the type is that of a privileged container, whose socket they access. */}}
+{{- define "trivet.seLinuxOptions" -}}
+{{- with .Values.sidecars.seLinuxOptions | default (ternary (dict "type" "spc_t") dict .Values.openshift.enabled) }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* The mount of the pod's ServiceAccount token, for the containers that connect to the API server. */}}
@@ -256,8 +262,8 @@ readinessProbe:
     # contains its device nodes.
     capabilities: {drop: [ALL], add: [SYS_ADMIN, FOWNER, SETUID, SETGID, MKNOD]}
     appArmorProfile: {type: Unconfined}
-    {{- with .Values.sidecars.seLinuxOptions }}
-    seLinuxOptions: {{- toYaml . | nindent 6 }}
+    {{- with include "trivet.seLinuxOptions" . }}
+    seLinuxOptions: {{- . | nindent 6 }}
     {{- end }}
     {{- else }}
     capabilities: {drop: [ALL]}

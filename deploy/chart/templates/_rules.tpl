@@ -24,6 +24,23 @@ registered, the StorageClasses, and the node. */}}
 {{- end }}
 {{- end -}}
 
+{{/* The SecurityContextConstraints of OpenShift that allow the pods: dict "root" $ "pod" "node" or "controller". With NFS
+volumes, the controller's driver has capabilities that only privileged allows. */}}
+{{- define "trivet.scc" -}}
+{{- ternary "privileged" "nonroot-v2" (or (eq .pod "node") (not (empty (include "trivet.nfs" .root)))) -}}
+{{- end -}}
+
+{{/* For the pods on OpenShift: dict as of trivet.scc. */}}
+{{- define "trivet.sccRules" -}}
+{{- if .root.Values.openshift.enabled }}
+# OpenShift: the pods use these SecurityContextConstraints.
+- apiGroups: [security.openshift.io]
+  resources: [securitycontextconstraints]
+  resourceNames: [{{ include "trivet.scc" . }}]
+  verbs: [use]
+{{- end }}
+{{- end -}}
+
 {{/* For `trivet doctor`: its own pod. */}}
 {{- define "trivet.nodeRules" -}}
 - apiGroups: [""]

@@ -1,0 +1,71 @@
+package chart
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// onOpenShift enables the objects and fields for OpenShift.
+const onOpenShift = "openshift: {enabled: true}\n"
+
+// TestOpenShift checks that each pod requires SecurityContextConstraints that allow it, that its ServiceAccount may use
+// these and no others, and that unprivileged containers have the SELinux type of the privileged driver if they use its
+// socket or mount.
+func TestOpenShift(t *testing.T) {
+	for name, tc := range map[string]struct {
+		values string
+		want   map[string]string // the constraints, by pod
+		spcT   []string          // the pods whose containers have the SELinux type
+	}{
+		"cluster":           {onOpenShift, map[string]string{"trivet-node": "privileged", "trivet-controller": "nonroot-v2"}, []string{"trivet-node"}},
+		"NFS":               {onOpenShift + nasOnly, map[string]string{"trivet-node": "privileged", "trivet-controller": "privileged"}, []string{"trivet-node", "trivet-controller"}},
+		"one node":          {onOpenShift + oneNode, map[string]string{"trivet": "privileged"}, []string{"trivet"}},
+		"without OpenShift": {"", map[string]string{"trivet-node": "", "trivet-controller": ""}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all := template(t, tc.values)
+			got := map[string]string{}
+			for name, pod := range pods(all) {
+				required := pod.Annotations["openshift.io/required-scc"]
+				got[name] = required
+				verbs := writes(t, all, pod.Spec.ServiceAccountName)["securitycontextconstraints "+required]
+				if used := slices.Equal(verbs, []string{"use"}); used != (required != "") {
+					t.Errorf("%s: got the verbs %q for SecurityContextConstraints %q, want use", name, verbs, required)
+				}
+				for _, rule := range rules(t, all, pod.Spec.ServiceAccountName) {
+					if slices.Contains(rule.APIGroups, "security.openshift.io") && !slices.Equal(rule.ResourceNames, []string{required}) {
+						t.Errorf("%s: got rule %v, want only %q", name, rule, required)
+					}
+				}
+				for _, c := range pod.Spec.Containers {
+					s := c.SecurityContext
+					has := s.SELinuxOptions != nil && s.SELinuxOptions.Type == "spc_t"
+					if want := slices.Contains(tc.spcT, name) && !*s.Privileged; has != want {
+						t.Errorf("%s, %s: got SELinux options %v, want the type spc_t: %t", name, c.Name, s.SELinuxOptions, want)
+					}
+				}
+			}
+			if !maps.Equal(got, tc.want) {
+				t.Errorf("got constraints %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestInlineVolumesOnOpenShift checks that the CSIDriver has the label without which OpenShift allows inline volumes only in
+// privileged namespaces.
+func TestInlineVolumesOnOpenShift(t *testing.T) {
+	const label = "security.openshift.io/csi-ephemeral-volume-profile"
+	for values, want := range map[string]string{
+		onOpenShift + "ephemeral: {enabled: true, memory: 1Gi}\n": "restricted",
+		onOpenShift: "",
+		"ephemeral: {enabled: true, memory: 1Gi}\n": "",
+	} {
+		if got := one[*storagev1.CSIDriver](t, template(t, values)).Labels[label]; got != want {
+			t.Errorf("%q: got label %s: %q, want %q", values, label, got, want)
+		}
+	}
+}

@@ -1,0 +1,241 @@
+package privileges
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+const (
+	nodeID = "node-1.example"
+	// waitTimeout is the maximum duration of each call and wait.
+	waitTimeout = time.Minute
+)
+
+// program is the path of the driver's program.
+var program string
+
+func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &program}) }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// subject is a kind of volume that is tested, with its pool.
+type subject struct {
+	name   string // in the table
+	target string
+	kind   backendtest.Kind
+	medium backendtest.Medium
+}
+
+// newSubject returns a subject with an empty pool.
+func newSubject(t *testing.T, name, target, kind string) *subject {
+	t.Helper()
+	s := &subject{name: name, target: target, kind: targets.Volume(target, kind)}
+	s.medium = s.kind.Target().Medium(t, backendtest.Room{Total: "8G", Volumes: 3, Each: s.kind.Size()})
+	return s
+}
+
+// node is a machine on which the driver is started again and again, with other privileges.
+type node struct {
+	// kubelet, plugin and state are the directories of the kubelet, of the driver's socket, and of the driver. Each is a
+	// mount, as in a container.
+	kubelet, plugin, state string
+	config                 string
+	log                    *os.File
+	subjects               []*subject
+	volumes                int // the number of names of volumes so far
+}
+
+// newNode returns a node with the pools of the subjects.
+func newNode(t *testing.T, subjects ...*subject) *node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &node{
+		kubelet: filepath.Join(dir, "kubelet"), plugin: filepath.Join(dir, "plugin"), state: filepath.Join(dir, "state"),
+		config: filepath.Join(dir, "config.yaml"), subjects: subjects,
+	}
+	for _, mounted := range []string{n.kubelet, n.plugin, n.state} {
+		must(t, os.Mkdir(mounted, 0o755))
+		must(t, syscall.Mount(mounted, mounted, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must(t, syscall.Unmount(mounted, 0)) })
+		for _, propagation := range []uintptr{syscall.MS_PRIVATE, syscall.MS_SHARED} { // shared with no mount of this namespace
+			must(t, syscall.Mount("", mounted, "", propagation, ""))
+		}
+	}
+	var pools []pool.Config
+	for _, s := range subjects {
+		c := &s.medium.Config
+		c.Name = s.target
+		if c.Section != nil {
+			c.Sections = map[string]any{string(c.Kind()): c.Section}
+		}
+		if s.medium.Dir == "" {
+			s.medium.Dir = c.Within(n.state).Directory.Path
+		}
+		pools = append(pools, *c)
+	}
+	b, err := yaml.Marshal(map[string]any{"pools": pools})
+	must(t, err)
+	must(t, os.WriteFile(n.config, b, 0o600))
+	n.log, err = os.Create(filepath.Join(dir, "log"))
+	must(t, err)
+	t.Cleanup(func() { _ = n.log.Close() })
+	return n
+}
+
+// container is a shell script that makes its namespaces like those of the driver's container, and executes the driver. Mounts
+// propagate from KUBELET to the node, and from the node to STATE and POOLS. WITHOUT contains commands that take away
+// something.
+const container = `set -e
+mount --make-private /
+mount --make-rprivate /proc
+mount --make-rprivate /sys
+mount --make-rprivate /dev
+for dir in $STATE $POOLS; do mount --make-rslave $dir; done
+mount -t proc none /proc
+mount -o remount,bind,ro /
+mount -o remount,bind,ro /sys
+eval "$WITHOUT"
+exec "$@"
+`
+
+// privileges are those of a driver in a container.
+type privileges struct {
+	capabilities []string // without the prefix CAP_
+	without      string   // shell commands that take away something
+}
+
+// command returns the command of the driver in a container with privileges, or without a container if p is nil.
+func (n *node) command(p *privileges) *exec.Cmd {
+	words := []string{program, "driver", "--endpoint", "unix://" + n.socket(), "--node-id", nodeID, "--config", n.config, "--state-dir", n.state, "--http-address", "", "-v", "2"}
+	if p == nil {
+		return exec.Command(words[0], words[1:]...)
+	}
+	set := "-all"
+	for _, c := range p.capabilities {
+		set += ",+" + strings.ToLower(c)
+	}
+	words = append([]string{"-c", container, "sh", "setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--"}, words...)
+	cmd := exec.Command("/bin/sh", words...)
+	cmd.Env = append(os.Environ(), "KUBELET="+n.kubelet, "STATE="+n.state, "POOLS="+strings.Join(n.pools(), " "), "WITHOUT="+p.without)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET}
+	return cmd
+}
+
+func (n *node) socket() string { return filepath.Join(n.plugin, "csi.sock") }
+
+// pools returns the mounts of the pools that are directories.
+func (n *node) pools() (dirs []string) {
+	for _, s := range n.subjects {
+		if at := s.medium.Config.Directory.Path; at != "" {
+			dirs = append(dirs, filepath.Dir(at))
+		}
+	}
+	return dirs
+}
+
+// instance is one process of the driver.
+type instance struct {
+	cmd      *exec.Cmd
+	conn     *grpc.ClientConn
+	identity csi.IdentityClient
+	control  csi.ControllerClient
+	node     csi.NodeClient
+	ended    chan struct{} // closed when the process has ended
+	logged   int64         // the size of the log when the process started
+}
+
+// start starts the driver, and returns when it is ready. If it ends before that, the error is its log.
+func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
+	t.Helper()
+	d := &instance{cmd: n.command(p), ended: make(chan struct{})}
+	info, err := n.log.Stat()
+	must(t, err)
+	d.logged = info.Size()
+	d.cmd.Stdout, d.cmd.Stderr = n.log, n.log
+	must(t, d.cmd.Start())
+	go func() {
+		_ = d.cmd.Wait() // the log contains the reason
+		close(d.ended)
+	}()
+	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}
+	d.conn, err = grpc.NewClient("unix://"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(quick))
+	must(t, err)
+	d.identity, d.control, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	ready := retry.For(t.Context(), waitTimeout, func() (bool, error) {
+		select {
+		case <-d.ended:
+			return false, errors.New(n.logSince(d.logged))
+		default:
+		}
+		resp, err := d.identity.Probe(t.Context(), &csi.ProbeRequest{})
+		if err == nil && !resp.GetReady().GetValue() {
+			err = errors.New("the driver is not ready")
+		}
+		return err != nil, err
+	})
+	if ready != nil {
+		_ = d.cmd.Process.Kill() // fails if the process has ended
+		d.stop()
+		return nil, ready
+	}
+	return d, nil
+}
+
+// stop ends the driver, and waits for its end.
+func (d *instance) stop() {
+	_ = d.conn.Close()
+	_ = d.cmd.Process.Signal(syscall.SIGTERM) // fails if the process has ended
+	<-d.ended
+}
+
+// logSince returns the log after an offset.
+func (n *node) logSince(offset int64) string {
+	b, err := os.ReadFile(n.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[offset:])
+}
+
+// awaitEmpty waits until the pool of a subject contains no deleted volumes. It fails when the driver has logged that it
+// cannot remove one.
+func (n *node) awaitEmpty(ctx context.Context, s *subject, d *instance) error {
+	return retry.For(ctx, waitTimeout, func() (bool, error) {
+		left, err := testenv.PoolEntries(s.medium.Dir)
+		if err != nil || len(left) == 0 {
+			return false, err
+		}
+		for line := range strings.Lines(n.logSince(d.logged)) {
+			if strings.Contains(line, "Removing an entry of the trash failed") && strings.Contains(line, `pool="`+s.target+`"`) {
+				return false, errors.New(line)
+			}
+		}
+		return true, fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
+	})
+}
