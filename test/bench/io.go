@@ -168,38 +168,6 @@ func printDiskIO(ctx context.Context, g *testbed, o options, out io.Writer) {
 	fmt.Fprintln(out, r)
 }
 
-// printNFSIO measures I/O in volumes on an export, beside a file on a mount of the export.
-func printNFSIO(ctx context.Context, g *testbed, o options, out io.Writer) {
-	measure.Must(os.Mkdir(g.poolPath(trivet), 0o755))
-	volumes := []ioVolume{{"directory", classOf(targets.Volume("nfs", "dir"), o.ioVolumeSize())}}
-	for _, kind := range []string{"ext4", "xfs", "block"} {
-		volumes = append(volumes, ioVolume{"image, " + kind, classOf(targets.Volume("images-nfs", kind), o.ioVolumeSize())})
-	}
-	r := &ioResult{title: "I/O on an NFS export", options: o}
-	r.measure(ctx, g, g.launchTrivet(o.binary, trivet), inDirectory("file", g.directory("bare")), volumes)
-	fmt.Fprintln(out, r)
-}
-
-// groupIOPart returns the part that measures I/O in a kind of logical volumes, beside a logical volume of the same group.
-func groupIOPart(k groupKind) part {
-	return part{"", func(ctx context.Context, g *testbed, o options, out io.Writer) {
-		size := strconv.FormatInt(o.ioVolumeSize(), 10) + "b"
-		args := []string{"--yes", "--type", "linear", "--size", size}
-		if k.thin() {
-			args = []string{"--type", "thin", "--thinpool", thinPool, "--virtualsize", size}
-		}
-		measure.Must(measure.Command(ctx, "lvm", slices.Concat([]string{"lvcreate", "--name", "floor", driverGroup}, args)...))
-		driver := k.startDriver(ctx, g, o)
-		driver.class.size = o.ioVolumeSize()
-		raw := classOf(targets.Volume(k.target, "block"), o.ioVolumeSize())
-		raw.secrets = driver.class.secrets
-		volumes := []ioVolume{{"logical volume, ext4", driver.class}, {"logical volume, block", raw}}
-		r := &ioResult{title: "I/O in " + strings.ToLower(k.title), options: o}
-		r.measure(ctx, g, driver.server, onDevice("device", "/dev/"+driverGroup+"/floor"), volumes)
-		fmt.Fprintln(out, r)
-	}}
-}
-
 // measure measures all loads in the floor and in volumes of a driver, and ends the driver.
 func (r *ioResult) measure(ctx context.Context, g *testbed, driver *server, floor *place, volumes []ioVolume) {
 	r.places, r.outcomes = []*place{floor}, map[ioKey][]*outcome{}

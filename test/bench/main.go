@@ -71,7 +71,7 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside a client that calls the driver directly")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
 	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the idle volume manager is measured")
-	flags.BoolVar(&o.io, "io", false, "measure only I/O in volumes, with fio and PostgreSQL; also with --groups or --nfs")
+	flags.BoolVar(&o.io, "io", false, "measure only I/O in volumes, with fio and PostgreSQL")
 	flags.StringVar(&o.in, "in", "", "with --io, measure in this existing `directory` instead of new filesystems")
 	flags.DurationVar(&o.duration, "duration", 3*time.Second, "how long each measurement of I/O takes")
 	flags.StringVar(&o.groups, "groups", "", "measure only logical volumes, in new volume groups on two unused `disks`, separated by a comma")
@@ -144,10 +144,6 @@ func (o options) parts() []part {
 	snapshots := []part{{"xfs", printSnapshots}, {"btrfs", printSnapshots}, {"ext4", printPlainCopies}}
 	manager := []part{{"xfs", printManager}}
 	switch {
-	case o.io && o.groups != "":
-		return []part{groupIOPart(thickKind), groupIOPart(thinKind), groupIOPart(encryptedKind)}
-	case o.io && o.served != "":
-		return []part{{"", printNFSIO}}
 	case o.in != "":
 		return []part{{"", printIO}}
 	case o.io:
