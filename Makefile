@@ -15,7 +15,8 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Pairs of a program and the Debian package that contains it.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin fio:fio
+IO_PACKAGES := $(RUN_PACKAGES) fio:fio setpriv:util-linux /usr/lib/postgresql/*/bin/initdb:postgresql
 
 .PHONY: help
 help: ## List the targets
@@ -110,6 +111,10 @@ bench: deps-test build ## Measure each call, and its bare system calls for compa
 	test/vm/vm.sh --timeout 1800 --disk 8G --disk 8G -- test/bench/nfs.sh bin/bench --nfs /srv --binary bin/trivet --volumes 20 --rounds 2
 	test/vm/vm.sh --timeout 5400 --disk 16G --disk 16G -- test/bench/lvm.sh bin/bench --groups /dev/vda,/dev/vdb --binary bin/trivet --volumes 10 --rounds 1
 
+.PHONY: bench-io
+bench-io: deps-io build ## Measure I/O in volumes with fio and PostgreSQL, and files and devices for comparison (as root; an hour)
+	go run ./test/bench --binary bin/trivet --io
+
 .PHONY: bench-scale
 bench-scale: deps-run build ## Measure the controller's driver with 500 nodes and 20,000 volumes (as root)
 	go run ./test/scale --binary bin/trivet
@@ -196,6 +201,13 @@ deps-lock:
 .PHONY: deps-run
 deps-run:
 	$(call install,$(RUN_PACKAGES))
+
+# Without the file (pg_createcluster(1)), the package postgresql would also create a database and start a server.
+.PHONY: deps-io
+deps-io:
+	@echo create_main_cluster = false | install -D -m 0644 /dev/stdin /etc/postgresql-common/createcluster.d/trivet.conf
+	$(call install,$(IO_PACKAGES))
+	@rm /etc/postgresql-common/createcluster.d/trivet.conf
 
 .PHONY: deps-test
 deps-test:

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,7 +37,14 @@ type options struct {
 	// groups are the paths of the disks for the volume groups; empty to measure no logical volumes.
 	groups string
 	// At most one of these is true. It selects the only part that is measured.
-	directories, snapshots, manager bool
+	directories, snapshots, manager, io bool
+	// in is a directory in which I/O is measured; empty to measure on new filesystems.
+	in string
+	// duration is the duration of one measurement of I/O, and profiles are those of fio.
+	duration time.Duration
+	profiles []ioProfile
+	// postgres is the directory of the programs of PostgreSQL; empty if it is not installed.
+	postgres string
 	// target is the name of a target of package targets.
 	target string
 	// pods is the number of pods of the volume manager.
@@ -45,13 +53,16 @@ type options struct {
 	idle time.Duration
 }
 
+// minDuration is the minimum duration of one measurement of I/O.
+const minDuration = 100 * time.Millisecond
+
 // parse parses and checks the flags.
 func parse(args []string) (options, error) {
-	var o options
+	o := options{profiles: ioProfiles}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
 	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that are created, used and deleted in one pass")
-	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds of two passes; the second pass calls the servers in reverse order")
+	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds of two passes; the second pass calls the servers in reverse order; with --io, of one pass")
 	flags.BoolVar(&o.quick, "quick", false, "run one round, with fewer pods, volumes and files and with less data")
 	flags.BoolVar(&o.directories, "directories", false, "measure only directories of local filesystems")
 	flags.StringVar(&o.target, "target", "", "measure only the kinds of volume of this `target` of backend/backendtest/targets, all of which "+
@@ -60,6 +71,9 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside a client that calls the driver directly")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
 	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the idle volume manager is measured")
+	flags.BoolVar(&o.io, "io", false, "measure only I/O in volumes, with fio and PostgreSQL")
+	flags.StringVar(&o.in, "in", "", "with --io, measure in this existing `directory` instead of new filesystems")
+	flags.DurationVar(&o.duration, "duration", 3*time.Second, "how long each measurement of I/O takes")
 	flags.StringVar(&o.groups, "groups", "", "measure only logical volumes, in new volume groups on two unused `disks`, separated by a comma")
 	flags.StringVar(&o.served, "nfs", "", "measure only on the `directory` that the NFS server at "+nfsServer+" exports as its root")
 	if err := flags.Parse(args); err != nil {
@@ -68,12 +82,22 @@ func parse(args []string) (options, error) {
 	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 || o.pods < 4 {
 		return o, errors.New("bench accepts only flags; --volumes and --rounds must be 1 or more, --pods 4 or more")
 	}
-	if o.quick {
-		o.rounds, o.pods = 1, min(o.pods, 10)
+	if o.in != "" && !o.io || o.duration < minDuration {
+		return o, fmt.Errorf("--in needs --io, and --duration must be %v or more", minDuration)
 	}
-	var err error
-	o.binary, err = filepath.Abs(o.binary)
-	return o, err
+	if o.quick {
+		o.rounds, o.pods, o.duration = 1, min(o.pods, 10), min(o.duration, time.Second)
+	}
+	for _, path := range []*string{&o.binary, &o.in} {
+		if *path == "" {
+			continue
+		}
+		var err error
+		if *path, err = filepath.Abs(*path); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
 }
 
 func main() {
@@ -88,6 +112,15 @@ func run(ctx context.Context, args []string) error {
 	}
 	if err := measure.Isolate(); err != nil {
 		return err
+	}
+	if o.io {
+		if _, err := exec.LookPath("fio"); err != nil {
+			return fmt.Errorf("--io: %w: install fio (on Debian: make deps-io)", err)
+		}
+		if o.postgres = postgresPrograms(); o.postgres == "" {
+			fmt.Println("Skipped pgbench: PostgreSQL is not installed (on Debian: make deps-io)")
+		}
+		fmt.Println(profileTable())
 	}
 	for _, p := range o.parts() {
 		if err := p.run(ctx, o, os.Stdout); err != nil {
@@ -111,6 +144,10 @@ func (o options) parts() []part {
 	snapshots := []part{{"xfs", printSnapshots}, {"btrfs", printSnapshots}, {"ext4", printPlainCopies}}
 	manager := []part{{"xfs", printManager}}
 	switch {
+	case o.in != "":
+		return []part{{"", printIO}}
+	case o.io:
+		return []part{{"xfs", printIO}, {"ext4", printIO}, {btrfs, printIO}, {"xfs", printDiskIO}}
 	case o.directories:
 		return directories
 	case o.groups != "":
@@ -144,8 +181,14 @@ func (p part) run(ctx context.Context, o options, out io.Writer) error {
 	if o.groups != "" {
 		return onGroups(ctx, strings.Split(o.groups, ","), measureIn)
 	}
+	if o.in != "" {
+		return measure.InDirectory(ctx, o.in, measureIn)
+	}
 	if p.fsType == "" {
 		return measure.OnExport(ctx, nfsServer+":/", measureIn)
+	}
+	if o.io {
+		return measure.OnFullImage(ctx, p.fsType, o.ioDiskSize(), measureIn)
 	}
 	if p.fsType == btrfs && !hasSimpleQuotas() {
 		fmt.Fprintln(out, "Skipped the measurements on btrfs: this kernel has no btrfs simple quotas, which need Linux 6.7")

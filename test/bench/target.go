@@ -57,9 +57,9 @@ func measureKind(ctx context.Context, g *testbed, o options, k backendtest.Kind,
 	switch {
 	case k.Has(backendtest.WholeDisk):
 		volumes = min(volumes, disks)
-		devices := g.blankDisks(ctx, name)
+		devices := g.blankDisks(ctx, name, disks, gib)
 		defer freeDisks(ctx, devices)
-		pool, trash = fmt.Sprintf("disks: {match: [%s]}", strings.Join(devices, ", ")), filepath.Join(g.state(name), "disks", poolName, ".trivet/trash")
+		pool, trash = poolOfDisks(devices), filepath.Join(g.state(name), "disks", poolName, ".trivet/trash")
 	case g.served != "":
 		measure.Must(os.Mkdir(g.poolPath(name), 0o755))
 	}
@@ -84,21 +84,28 @@ func (g *testbed) floorsOf(k backendtest.Kind) []floorKind {
 	return nil
 }
 
-// blankDisks creates loop devices for a pool of disks and returns their paths.
-func (g *testbed) blankDisks(ctx context.Context, name string) (devices []string) {
+// poolOfDisks returns the configuration of a pool of disks without its name.
+func poolOfDisks(devices []string) string {
+	return fmt.Sprintf("disks: {match: [%s]}", strings.Join(devices, ", "))
+}
+
+// blankDisks creates n loop devices for a pool of disks, each for a volume of size bytes, and returns their paths.
+func (g *testbed) blankDisks(ctx context.Context, name string, n int, size int64) (devices []string) {
 	const overhead = 4 << 20 // bytes; more than the partition tables take
-	for i := range disks {
+	for i := range n {
 		image := filepath.Join(g.directory(name), fmt.Sprintf("disk%d", i))
 		measure.Must(os.WriteFile(image, nil, 0o600))
-		measure.Must(os.Truncate(image, gib+overhead))
+		measure.Must(os.Truncate(image, size+overhead))
 		device := measure.Get(exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", image).Output())
 		devices = append(devices, strings.TrimSpace(string(device)))
 	}
 	return devices
 }
 
-// freeDisks unbinds the devices. A remaining partition would keep its device bound.
+// freeDisks unbinds the devices, also when the benchmark is interrupted. A remaining partition would keep its device
+// bound.
 func freeDisks(ctx context.Context, devices []string) {
+	ctx = context.WithoutCancel(ctx)
 	for _, device := range devices {
 		_ = measure.Command(ctx, "delpart", device, "1") // fails if the device has no partition
 		measure.Must(measure.Command(ctx, "losetup", "-d", device))

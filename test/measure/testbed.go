@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ import (
 type Testbed struct {
 	Dir       string
 	Disk      string   // the mount point of the filesystem or the export, in Dir
-	mount     []string // the arguments of mount(8)
+	mount     []string // the arguments of mount(8); empty if Disk is a directory of an existing filesystem
 	loops     []string // the loop devices before the benchmark
 	processes []*Process
 }
@@ -30,7 +31,7 @@ type Testbed struct {
 // OnFilesystem runs a measurement on a new filesystem with a size in bytes, whose image is sparse.
 // Afterwards it removes the filesystem. It fails if the measurement has left mounts or loop devices.
 func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Testbed)) error {
-	return inTestbed(ctx, func(g *Testbed) {
+	return inTestbed(ctx, "", func(g *Testbed) {
 		image := filepath.Join(g.Dir, fsType)
 		Must(os.WriteFile(image, nil, 0o600))
 		Must(os.Truncate(image, size))
@@ -39,6 +40,34 @@ func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Test
 		Must(Command(ctx, "mount", g.mount...))
 		run(g)
 	})
+}
+
+// withoutDiscard are the options with which mkfs leaves the blocks of a device allocated.
+var withoutDiscard = map[string][]string{
+	"ext4":  {"-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"},
+	"xfs":   {"-K"},
+	"btrfs": {"-K"},
+}
+
+// OnFullImage is OnFilesystem for measurements of I/O. All blocks of the image are written before, so that the filesystem
+// below allocates none during the measurement, and the loop device does not use the page cache.
+func OnFullImage(ctx context.Context, fsType string, size int64, run func(*Testbed)) error {
+	return inTestbed(ctx, "", func(g *Testbed) {
+		image := filepath.Join(g.Dir, fsType)
+		Must(Command(ctx, "dd", "if=/dev/zero", "of="+image, "bs=1M", "count="+strconv.FormatInt(size>>20, 10), "oflag=direct"))
+		Must(Command(ctx, "mkfs."+fsType, slices.Concat([]string{"-q"}, withoutDiscard[fsType], []string{image})...))
+		device, err := exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", image).Output()
+		Must(err)
+		g.mount = []string{strings.TrimSpace(string(device)), g.Disk}
+		// losetup detaches a mounted device when it is unmounted.
+		Must(errors.Join(Command(ctx, "mount", g.mount...), Command(context.WithoutCancel(ctx), "losetup", "--detach", g.mount[0])))
+		run(g)
+	})
+}
+
+// InDirectory runs a measurement in a new directory in an existing one. It ends like OnFilesystem.
+func InDirectory(ctx context.Context, parent string, run func(*Testbed)) error {
+	return inTestbed(ctx, parent, run)
 }
 
 // OnExport runs a measurement on a mount of an NFS export. It ends like OnFilesystem.
@@ -53,17 +82,17 @@ func OnDevice(ctx context.Context, device string, run func(*Testbed)) error {
 
 // onMount runs a measurement on what mount(8) mounts with the arguments.
 func onMount(ctx context.Context, run func(*Testbed), args ...string) error {
-	return inTestbed(ctx, func(g *Testbed) {
+	return inTestbed(ctx, "", func(g *Testbed) {
 		g.mount = slices.Concat(args, []string{g.Disk})
 		Must(Command(ctx, "mount", g.mount...))
 		run(g)
 	})
 }
 
-// inTestbed runs a measurement with a new temporary directory, and then ends the processes and removes
-// the directory.
-func inTestbed(ctx context.Context, run func(*Testbed)) error {
-	base, err := os.MkdirTemp("", "trivet-bench-")
+// inTestbed runs a measurement with a new directory in a parent directory, by default the one for temporary files. Then
+// it ends the processes and removes the directory.
+func inTestbed(ctx context.Context, parent string, run func(*Testbed)) error {
+	base, err := os.MkdirTemp(parent, "trivet-bench-")
 	if err != nil {
 		return err
 	}
@@ -92,10 +121,13 @@ func Command(ctx context.Context, name string, args ...string) error {
 
 // Settle writes the filesystem's dirty data to the disk, so that it does not slow down the next
 // measurement.
-func (g *Testbed) Settle() {
-	d := Get(os.Open(g.Disk))
-	defer d.Close()
-	Must(unix.Syncfs(int(d.Fd())))
+func (g *Testbed) Settle() { Sync(g.Disk) }
+
+// Sync writes the dirty data of the filesystem that contains a file to the disk.
+func Sync(path string) {
+	f := Get(os.Open(path))
+	defer f.Close()
+	Must(unix.Syncfs(int(f.Fd())))
 }
 
 // Remount empties the kernel's caches of the filesystem, as a restart of the machine does. Other
@@ -130,8 +162,8 @@ func (g *Testbed) clear() error {
 func (g *Testbed) unmountAll() error {
 	mounts, err := g.mounts()
 	errs := []error{err}
-	if len(mounts) > 1 {
-		errs = append(errs, fmt.Errorf("the measurement left %d mounts, the last at %s", len(mounts)-1, mounts[len(mounts)-1]))
+	if left := len(mounts) - min(len(g.mount), 1); left > 0 {
+		errs = append(errs, fmt.Errorf("the measurement left %d mounts, the last at %s", left, mounts[len(mounts)-1]))
 	}
 	for _, path := range slices.Backward(mounts) {
 		errs = append(errs, unmount(path))
