@@ -68,6 +68,7 @@ var table = []row{
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
 	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
+	{"IOLimits", 0, testIOLimits},
 	{"Trim", NodeLocal, testTrim},
 	{"Check", NodeLocal, testCheck},
 
