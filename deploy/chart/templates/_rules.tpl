@@ -49,6 +49,10 @@ registered, the StorageClasses, and the node. */}}
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, update]
+# Provisioner and resizer: read the limits of a volume's I/O.
+- apiGroups: [storage.k8s.io]
+  resources: [volumeattributesclasses]
+  verbs: [get, list, watch]
 # Provisioner: does not delete a volume that is attached.
 - apiGroups: [storage.k8s.io]
   resources: [volumeattachments]
