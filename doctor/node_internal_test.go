@@ -52,8 +52,8 @@ func TestJudgeNode(t *testing.T) {
 		"all filesystems": {judgeFilesystems(loaded + "\txfs\n\tbtrfs\n"), OK, "ext4, xfs, btrfs"},
 		"no filesystem":   {judgeFilesystems("nodev\text4fs\n"), Warning, "none of"},
 
-		"I/O limits":         {judgeIOLimits(nil), OK, "can limit"},
-		"no I/O limits":      {judgeIOLimits(cgroup.ErrUnsupported), OK, "only volumes with limits"},
+		"I/O limits":    {judgeIOLimits(nil), OK, "can limit"},
+		"no I/O limits": {judgeIOLimits(cgroup.ErrUnsupported), OK, "only volumes with limits"},
 
 		"finding":             {judgeFinding(backend.Finding{Name: "n", Found: "good"}), OK, "good"},
 		"finding with advice": {judgeFinding(backend.Finding{Name: "n", Found: "poor", Advice: "fix it"}), Warning, "poor"},
