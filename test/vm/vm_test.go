@@ -41,7 +41,7 @@ const (
 	// on the guest's root, which is an overlay.
 	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
 	// withCgroups is added to a prelude to mount a cgroup v2 hierarchy.
-	withCgroups = " && mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+	withCgroups = " && mount -t cgroup2 none /sys/fs/cgroup"
 	// nfsDisk is onDisk with the second disk for the exports of package nfsd.
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 	// cryptNFSDisk is nfsDisk with encrypted volumes.
