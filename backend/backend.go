@@ -104,6 +104,15 @@ type NamespaceSetter interface {
 	SetNamespace(ctx context.Context, id volume.ID, namespace string) error
 }
 
+// IOLimiter is implemented by backends whose volumes have a device, on which the I/O of pods can be limited.
+type IOLimiter interface {
+	// ChangeIOLimits records the limits that change returns for the recorded ones. The volume is in a pool of a node. The record is
+	// durable when ChangeIOLimits returns.
+	ChangeIOLimits(ctx context.Context, id volume.ID, change func(volume.IOLimits) (volume.IOLimits, error)) error
+	// IOLimited returns the IDs of the volumes with a record of limits in usable pools.
+	IOLimited() ([]volume.ID, error)
+}
+
 // The results of Limiter.Enforced.
 const (
 	// EnforcedHard means that the volume's device limits it to its capacity.

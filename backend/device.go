@@ -47,6 +47,36 @@ func (d *Devices) Capacity(_ context.Context, q CapacityQuery) (Capacity, error)
 	return WithoutHeader(room, q.Parameters), err
 }
 
+// ChangeIOLimits implements IOLimiter.
+func (d *Devices) ChangeIOLimits(ctx context.Context, id volume.ID, change func(volume.IOLimits) (volume.IOLimits, error)) error {
+	p, v, lock, err := d.Lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	limits, err := change(v.Limits())
+	if err != nil {
+		return err
+	}
+	return d.Explain(p, p.SetIOLimits(v, limits))
+}
+
+// IOLimited implements IOLimiter.
+func (d *Devices) IOLimited() ([]volume.ID, error) {
+	var ids []volume.ID
+	var errs []error
+	for _, p := range d.OpenPools() {
+		volumes, _, err := p.List(d.Backend, "", math.MaxInt)
+		errs = append(errs, d.Explain(p, err))
+		for _, v := range volumes {
+			if v.IOLimits != nil {
+				ids = append(ids, v.ID)
+			}
+		}
+	}
+	return ids, errors.Join(errs...)
+}
+
 // ReadOnlyDevice implements BlockProvider: a read-only loop device on the volume's device.
 func (d *Devices) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
 	open := func() (*os.File, error) { return d.OpenDevice(v) }

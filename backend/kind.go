@@ -81,7 +81,11 @@ func (k Kind) Takes() []Parameter {
 	if !k.OnlyOnExports() {
 		all = slices.Concat(all, []Parameter{nodeLoss})
 	}
-	return slices.Concat(all, k.Parameters)
+	all = slices.Concat(all, k.Parameters)
+	if !k.Directories {
+		all = slices.Concat(all, ioLimits)
+	}
+	return all
 }
 
 // parameter finds a parameter that the kind accepts, whether or not it is documented.

@@ -65,6 +65,19 @@ var nodeLoss = Parameter{
 	Doc: "What happens to the claim of a volume in a pool of a node when the Node object does not exist any more: `release` [deletes it](../operations/nodes.md#release-the-claims-of-lost-nodes) and its PersistentVolume, if `controller.nodeLoss.enabled` of the chart is set.",
 }
 
+// ioLimits are parameters of every kind that implements IOLimiter, with the initial limits of a volume.
+var ioLimits = ioLimitParameters()
+
+func ioLimitParameters() (all []Parameter) {
+	for _, l := range volume.IOLimitParameters {
+		all = append(all, Parameter{
+			Key: l.Key, Valid: l.Valid, Want: l.Want(),
+			Doc: "The initial [limit](../operations/limits.md) of each pod's " + l.Doc + ", in pools of nodes. Default: `" + volume.NoIOLimit + "`, no limit.",
+		})
+	}
+	return all
+}
+
 // namespaceParameter is a parameter of every kind. It is not documented, because only FlexVolume sets
 // it.
 var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}

@@ -101,6 +101,9 @@ func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.
 	if err != nil {
 		return volume.Volume{}, err
 	}
+	if spec.Parameters.IOLimits() != nil && p.Config().Shared() {
+		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "the parameters limit the I/O of the volume, but pool %q is an NFS export, whose volumes have no limits: remove the limits, or use a pool of a node", p.Name())
+	}
 	v, err := ps.existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return v, err
@@ -131,6 +134,7 @@ func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
 		CoName:    spec.CoName,
 		Ephemeral: spec.Ephemeral,
 		Namespace: spec.Parameters.Namespace,
+		IOLimits:  spec.Parameters.IOLimits(),
 		Created:   time.Now().UTC().Truncate(time.Second),
 	}
 	if spec.Source != nil {

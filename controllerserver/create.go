@@ -3,6 +3,7 @@ package controllerserver
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -35,8 +36,14 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err := s.checkTopology(req.GetAccessibilityRequirements().GetRequisite(), preferred); err != nil {
 		return nil, err
 	}
+	if err := s.checkIOLimits(spec.Parameters.IOLimits()); err != nil {
+		return nil, err
+	}
 	v, err := s.create(ctx, b, spec)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.limitCreated(ctx, b, v, spec); err != nil {
 		return nil, err
 	}
 	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
@@ -66,10 +73,13 @@ func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec,
 	if err := checkName(req.GetName()); err != nil {
 		return spec, err
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return spec, volume.Errorf(volume.ErrInvalid, "mutable_parameters: this driver has none (it does not advertise MODIFY_VOLUME)")
+	if _, err := (volume.IOLimits{}).With(req.GetMutableParameters()); err != nil {
+		return spec, err
 	}
-	params, err := kinds.Parse(req.GetParameters())
+	all := map[string]string{}
+	maps.Copy(all, req.GetParameters())
+	maps.Copy(all, req.GetMutableParameters()) // these take precedence (CSI specification, CreateVolume)
+	params, err := kinds.Parse(all)
 	if err != nil {
 		return spec, err
 	}
@@ -223,25 +233,6 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 		return nil, err
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: v.Directory == nil}, nil
-}
-
-// ControllerModifyVolume implements csi.ControllerServer for FlexVolume, which assigns volumes
-// to namespaces by this call. MODIFY_VOLUME is not advertised: an orchestrator cannot modify
-// any parameter.
-func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	namespace, err := volume.ParseNamespaceChange(req.GetMutableParameters())
-	if err != nil {
-		return nil, err
-	}
-	b, v, err := s.volume(ctx, req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	setter, ok := b.(backend.NamespaceSetter)
-	if !ok || v.ID.Shared() {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: volumes of its pool belong to no namespace", v.ID)
-	}
-	return &csi.ControllerModifyVolumeResponse{}, setter.SetNamespace(ctx, v.ID, namespace)
 }
 
 // GetCapacity implements csi.ControllerServer. It returns the capacity for CreateVolume with the

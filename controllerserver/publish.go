@@ -127,6 +127,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 			VolumeContext:      req.GetVolumeContext(),
 			VolumeCapabilities: req.GetVolumeCapabilities(),
 			Parameters:         req.GetParameters(),
+			MutableParameters:  req.GetMutableParameters(),
 		},
 	}, nil
 }
@@ -140,6 +141,13 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 		if has, ok := own[key]; !ok || has != value {
 			return fmt.Sprintf("volume_context %s %q: the volume has %v", key, value, own)
 		}
+	}
+	limits, err := v.Limits().With(req.GetMutableParameters())
+	switch {
+	case err != nil:
+		return err.Error()
+	case limits != v.Limits():
+		return fmt.Sprintf("mutable_parameters %v: the volume has the limits %+v", req.GetMutableParameters(), v.Limits())
 	}
 	parameters := maps.Clone(req.GetParameters())
 	if namespace, given := parameters[volume.ParamNamespace]; given {

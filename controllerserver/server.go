@@ -31,6 +31,8 @@ type Server struct {
 	// Incoming returns the permission in a call of CreateVolume to read the source on another node, or nil if the
 	// call has none. If Incoming is nil, sources on other nodes cannot be read.
 	Incoming func(ctx context.Context) (backend.Incoming, error)
+	// IOLimiter limits the I/O of the pods of this node. If it is nil, the I/O of volumes cannot be limited.
+	IOLimiter IOLimiter
 	// Nodes reports whether a node exists. It is set if all nodes can reach the pools, and volumes
 	// therefore have no topology. If Nodes is nil, the pools are on this node.
 	Nodes func(node string) bool
@@ -58,6 +60,9 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	}
 	if len(backend.As[backend.Expander](s.backends)) > 0 {
 		types = append(types, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	}
+	if len(backend.As[backend.IOLimiter](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 	}
 	if len(backend.As[backend.HealthChecker](s.backends)) > 0 {
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/cgroup"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -27,6 +28,9 @@ func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 		judgeCapabilities(read("/proc/self/status")),
 		judgeMounting(mount.Probe()),
 		judgeFilesystems(read("/proc/filesystems")),
+	}
+	if slices.ContainsFunc(kinds, func(k backend.Kind) bool { return !k.Directories }) {
+		checks = append(checks, judgeIOLimits(cgroup.Hierarchy(cgroup.Root).Check()))
 	}
 	for _, k := range kinds {
 		if k.Examine == nil {
@@ -112,6 +116,15 @@ func judgeFilesystems(table string) Check {
 		return ok(name, "%s; not loaded, but the kernel loads existing modules at the first mount: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
 	}
 	return ok(name, "%s", strings.Join(have, ", "))
+}
+
+// judgeIOLimits judges the result of cgroup.Hierarchy.Check. Without limits nothing is wrong.
+func judgeIOLimits(err error) Check {
+	const name = "I/O limits"
+	if err != nil {
+		return ok(name, "only volumes with limits need them, and they cannot be used: %v", err)
+	}
+	return ok(name, "cgroup v2 can limit the I/O of pods")
 }
 
 // judgeFinding converts a finding of a kind of volume to a check.

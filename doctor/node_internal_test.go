@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/cgroup"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -50,6 +51,9 @@ func TestJudgeNode(t *testing.T) {
 		"one filesystem":  {judgeFilesystems(loaded), OK, "ext4; not loaded"},
 		"all filesystems": {judgeFilesystems(loaded + "\txfs\n\tbtrfs\n"), OK, "ext4, xfs, btrfs"},
 		"no filesystem":   {judgeFilesystems("nodev\text4fs\n"), Warning, "none of"},
+
+		"I/O limits":    {judgeIOLimits(nil), OK, "can limit"},
+		"no I/O limits": {judgeIOLimits(cgroup.ErrUnsupported), OK, "only volumes with limits"},
 
 		"finding":             {judgeFinding(backend.Finding{Name: "n", Found: "good"}), OK, "good"},
 		"finding with advice": {judgeFinding(backend.Finding{Name: "n", Found: "poor", Advice: "fix it"}), Warning, "poor"},

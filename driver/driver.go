@@ -31,6 +31,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/grpcserver"
 	"github.com/trivet-csi/trivet/internal/logging"
 	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/linux/cgroup"
 	"github.com/trivet-csi/trivet/nodeserver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -81,6 +82,8 @@ type Options struct {
 	Log logging.Options
 	// Kinds are the kinds of volumes that the driver serves.
 	Kinds backend.Kinds
+	// Cgroups is the hierarchy with the cgroups of the pods. If it is empty, it is cgroup.Root.
+	Cgroups cgroup.Hierarchy
 }
 
 func (o Options) validate() error {
@@ -303,6 +306,8 @@ func (d *Driver) serveNode(background context.Context, controller *controllerser
 	serveRequests(d.server, checkMethod, d.checks.demand)
 	d.metrics.registry.MustRegister(d.trims, d.checks)
 	node.HoldTrim = d.trims.Hold
+	node.Cgroups = cmp.Or(d.options.Cgroups, cgroup.Root)
+	controller.IOLimiter = node
 	d.node = node
 	calls := &export.Relay{Pools: d.workers, Local: relay.Node(node)}
 	relay.Register(d.server, calls, &csi.Node_ServiceDesc)
@@ -358,6 +363,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
 			d.trims.start(d.config.Pools) //nolint:contextcheck // the trims have a context that Close ends
+			health.Go(func() { d.restoreIOLimits(ctx) })
 			d.cleanUpInline(ctx)
 			d.node.Wait()
 		}
@@ -469,6 +475,35 @@ func (d *Driver) ready() error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// restoreInterval is the time between two calls of RestoreIOLimits.
+const restoreInterval = 30 * time.Second
+
+// restoreIOLimits restores the limits of I/O: an earlier process may have been killed while it changed them, or the cgroup of a
+// pod created again.
+func (d *Driver) restoreIOLimits(ctx context.Context) {
+	if d.pools.AwaitReady(ctx) != nil {
+		return
+	}
+	tick := time.NewTicker(restoreInterval)
+	defer tick.Stop()
+	lastLogged := ""
+	for {
+		message := ""
+		if err := d.node.RestoreIOLimits(ctx); err != nil && ctx.Err() == nil {
+			message = err.Error()
+			if message != lastLogged {
+				klog.FromContext(ctx).Error(err, "Restoring the I/O limits of pods failed; retrying", "interval", restoreInterval)
+			}
+		}
+		lastLogged = message
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // cleanUpInterval is the time between two attempts to remove orphaned inline volumes.

@@ -50,6 +50,9 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	} else {
 		err = publishFilesystem(v, r, source)
 	}
+	if err == nil {
+		err = s.limitPublished(ctx, v, r.target)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -213,6 +216,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := s.unpublishAt(ctx, b, v, target); err != nil {
 		return nil, err
 	}
+	s.releaseIOLimits(ctx, b, v)
 	// Free the read-only device of a raw volume if this was its last target. An interrupted call may
 	// have left the device without a mount. A volume without a readable record may be a raw volume.
 	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || v.Version == 0) {

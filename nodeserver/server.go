@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/linux/cgroup"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -33,13 +35,17 @@ type Server struct {
 	HoldTrim func(ctx context.Context, id volume.ID) (release func())
 	// InlineMemory is the maximum size of an inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
+	// Cgroups is the hierarchy with the cgroups of the pods.
+	Cgroups cgroup.Hierarchy
+	// limiting is held while limits of I/O are set.
+	limiting sync.Mutex
 	// cleaned records the inline volumes that this process has cleaned up.
 	cleaned cleanups
 }
 
 // New returns the service for one node. NodeGetInfo reports maxVolumes.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
-	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, cleaned: cleanups{ids: map[string]*cleanup{}}}
+	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, Cgroups: cgroup.Root, cleaned: cleanups{ids: map[string]*cleanup{}}}
 }
 
 // NodeGetCapabilities implements csi.NodeServer.

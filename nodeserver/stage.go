@@ -134,6 +134,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 		return nil, err
 	}
 	defer s.holdTrim(ctx, v.ID)()
+	s.releaseIOLimits(ctx, b, v) // the kernel may free the device at the unmount
 	if err := s.unstageAt(ctx, b, v, staging); err != nil {
 		return nil, err
 	}
@@ -203,6 +204,7 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 		}
 	}
 	defer s.holdTrim(ctx, v.ID)()
+	s.releaseIOLimits(ctx, b, v)
 	for range mounts { // several mounts may be stacked
 		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
 			return false, err

@@ -232,6 +232,19 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	return p.rewrite(v)
 }
 
+// SetIOLimits records the limits of a volume's I/O. They are durable when SetIOLimits returns. The caller holds LockVolume.
+func (p *Pool) SetIOLimits(v volume.Volume, limits volume.IOLimits) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	v.IOLimits = &limits
+	if err := p.rewrite(v); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.ModifyRecorded)
+	return nil
+}
+
 // LockVolume locks the volume until the result is closed. Meanwhile no other call can grow, stage or copy it. ErrPending if another call holds the lock for more than a
 // second. On an export whose server does not support locks, LockVolume locks nothing.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {

@@ -161,6 +161,8 @@ func (v Volume) check() error {
 		return Errorf(ErrDamaged, "record of %s: the field ephemeral (present: %t) contradicts the ID", v.ID, v.Ephemeral != nil)
 	case v.Namespace != "" && !ValidNamespace(v.Namespace):
 		return Errorf(ErrDamaged, "record has the invalid namespace %q", v.Namespace)
+	case v.IOLimits != nil && (v.Directory != nil || v.ID.Shared()):
+		return Errorf(ErrDamaged, "record of %s has ioLimits, which only a device in a pool of a node has", v.ID)
 	}
 	return nil
 }

@@ -99,6 +99,14 @@ func TestFrozenVolumes(t *testing.T) {
 			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, FSType: "xfs", SectorSize: 4096, Created: frozenTime,
 			Encryption: encryption, Section: &section{"thin"},
 		},
+		"limited": {
+			Version: 1, ID: id("loop", "ssd", "0a1b2c3d", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, FSType: "ext4", SectorSize: 4096, Created: frozenTime,
+			IOLimits: &volume.IOLimits{ReadIOPS: 100, WriteIOPS: 200, ReadBytes: 1 << 20, WriteBytes: 2 << 20}, Section: &section{"thin"},
+		},
+		"limits-removed": {
+			Version: 1, ID: id("disk", "disks", "0a1b2c3d", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, Block: true, SectorSize: 512, Created: frozenTime,
+			IOLimits: &volume.IOLimits{},
+		},
 		"direct-export-directory": {
 			Version: 1, ID: id("nfs", "=server.example=/export", "", "pvc-1"), CoName: "pvc-1", Capacity: 1 << 30, Created: frozenTime,
 			Directory: &volume.Directory{OnDelete: volume.OnDeleteArchive, Mode: 0o755},

@@ -94,6 +94,9 @@ type Volume struct {
 	// the volume to no pod. CSI ignores it, because a PersistentVolumeClaim determines which pods use a CSI
 	// volume.
 	Namespace string `json:"namespace,omitempty"`
+	// IOLimits is nil for a volume that never had limits, so that no limit is set for its device. A volume whose limits
+	// were removed has empty IOLimits.
+	IOLimits *IOLimits `json:"ioLimits,omitempty"`
 	// Source is nil for a volume that was created empty.
 	Source  *Source   `json:"source,omitempty"`
 	Created time.Time `json:"created"`

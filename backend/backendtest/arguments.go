@@ -100,7 +100,8 @@ func testCreateArguments(t *testing.T, l *testVolume) {
 		{"mount flag that panics the kernel", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"errors=panic"} }, []string{"mount_flags", "errors=panic", "errors=continue|remount-ro"}},
 		{"more inodes than fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
 		{"empty content source", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
-		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable_parameters"}},
+		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable parameter", "iops", "iopsRead"}},
+		{"limit that is too low", func(r request) { r.Parameters = map[string]string{"iopsRead": "1"} }, []string{"iopsRead", `"1"`, "max, or a number from 10"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := d.Control.CreateVolume(t.Context(), change(good, tc.bad))

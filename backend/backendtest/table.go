@@ -69,6 +69,7 @@ var table = []row{
 	{"DiskGrowth", WholeDisk | Growable | Expand, testDiskGrowth},
 	{"ExpansionRefused", Device | Divisible | Expand, testExpansionRefused},
 
+	{"IOLimits", 0, testIOLimits},
 	{"Trim", NodeLocal, testTrim},
 	{"Check", NodeLocal, testCheck},
 

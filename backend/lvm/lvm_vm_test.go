@@ -19,3 +19,9 @@ func TestEncryptedGroup(t *testing.T) { targets.Run(t, "group-encrypted") }
 func TestThin(t *testing.T) { targets.Run(t, "thin") }
 
 func TestEncryptedThin(t *testing.T) { targets.Run(t, "thin-encrypted") }
+
+func TestIOLimits(t *testing.T) {
+	for _, name := range []string{"group", "thin"} {
+		t.Run(name, func(t *testing.T) { backendtest.IOLimitsEnforced(t, targets.ByName(t, name)) })
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // Call implements relay.Service. The router answers some calls itself. It forwards all others to the node that
@@ -28,7 +29,10 @@ func (s *Server) Call(ctx context.Context, method string, req proto.Message) (pr
 	case *csi.ValidateVolumeCapabilitiesRequest:
 		return s.validateCapabilities(ctx, method, req)
 	case *csi.ControllerModifyVolumeRequest:
-		return nil, status.Error(codes.Unimplemented, "the controller's driver does not serve this method")
+		// A node also changes the namespace of a volume by this call, for FlexVolume. An orchestrator must not.
+		if _, err := (volume.IOLimits{}).With(req.GetMutableParameters()); err != nil {
+			return nil, err
+		}
 	case *csi.ListVolumesRequest:
 		return s.listVolumes(ctx, req)
 	case *csi.ControllerListVolumeHealthRequest:

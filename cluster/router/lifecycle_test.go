@@ -3,6 +3,7 @@ package router_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // twoNodes starts the controller's driver and the drivers of two nodes.
@@ -113,11 +115,43 @@ func TestCapabilities(t *testing.T) {
 	}
 	for capability, want := range map[csi.ControllerServiceCapability_RPC_Type]bool{
 		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME: true, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME: true,
-		csi.ControllerServiceCapability_RPC_GET_CAPACITY: true, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH: true,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME: true,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY:  true, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH: true,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES: false, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY: false,
 	} {
 		if advertised[capability] != want {
 			t.Errorf("capability %v: got advertised=%t, want %t", capability, advertised[capability], want)
 		}
+	}
+}
+
+// TestModify: limits of I/O are changed on the node of the volume. The namespace of a volume, which FlexVolume changes by the same
+// call, is not.
+func TestModify(t *testing.T) {
+	c := twoNodes(t)
+	resp, err := c.Router.Control.CreateVolume(t.Context(), request("v", preferring("node-2.example")))
+	must(t, err)
+	modify := func(key, value string) error {
+		_, err := c.Router.Control.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{
+			VolumeId: resp.GetVolume().GetVolumeId(), MutableParameters: map[string]string{key: value},
+		})
+		return err
+	}
+	record := func() string {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(c.Nodes[1].Pool(), "volumes/v/volume.json"))
+		must(t, err)
+		return string(b)
+	}
+	if strings.Contains(record(), "ioLimits") {
+		t.Errorf("a new volume has the record %s, want no ioLimits", record())
+	}
+	must(t, modify("iopsRead", volume.NoIOLimit))
+	if !strings.Contains(record(), "ioLimits") {
+		t.Errorf("the modified volume has the record %s, want ioLimits", record())
+	}
+	wantCode(t, modify(volume.ParamNamespace, "team-a"), codes.InvalidArgument, volume.ParamNamespace, "is unknown")
+	if strings.Contains(record(), "team-a") {
+		t.Errorf("the volume has the record %s, want no namespace", record())
 	}
 }

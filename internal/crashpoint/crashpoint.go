@@ -59,6 +59,7 @@ const (
 	GrowRecord        Point = "grow-record"        // record written, not answered
 	GrowDevice        Point = "grow-device"        // device grown, filesystem unchanged
 	GrowDone          Point = "grow-done"          // filesystem grown, not answered
+	ModifyRecorded    Point = "modify-recorded"    // limits of I/O recorded, not effective
 	UnpublishGone     Point = "unpublish-gone"     // unmounted, target exists
 	UnpublishTarget   Point = "unpublish-target"   // target removed, read-only device not removed
 	UnpublishDone     Point = "unpublish-done"     // all removed, not answered
@@ -108,6 +109,7 @@ var All = []Point{
 	StageBound, StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
 	GrowZeroed, GrowFreed, GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,
+	ModifyRecorded,
 	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,
 	DeleteErased, DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapZeroed, ReapErasing,
 }

@@ -63,5 +63,22 @@ func NodeNumber(path string) (uint64, error) {
 	return st.Rdev, nil
 }
 
+// WholeNumber returns the device number of the node of a block device. For a partition it returns the number of the disk, because
+// the kernel limits I/O only on whole devices.
+func WholeNumber(path string) (uint64, error) {
+	number, err := NodeNumber(path)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
+	if err != nil {
+		return 0, err
+	}
+	if _, err := os.Stat(filepath.Join(dir, "partition")); errors.Is(err, fs.ErrNotExist) {
+		return number, nil
+	}
+	return readDev(filepath.Join(filepath.Dir(dir), "dev"))
+}
+
 // OpenNode opens a device node in nodesDir for reading.
 func OpenNode(node string) (*os.File, error) { return os.Open(NodePath(node)) }

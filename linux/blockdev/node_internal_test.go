@@ -43,3 +43,21 @@ func TestNode(t *testing.T) {
 		t.Errorf("replacing a regular file by a node: got %v, want no error", err)
 	}
 }
+
+// TestWholeNumber: the number of a partition is that of its disk.
+func TestWholeNumber(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 16<<20)
+	testenv.Run(t, "addpart", device, "1", "2048", "8192")
+	disk, err := NodeNumber(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{device, device + "p1"} {
+		if number, err := WholeNumber(path); number != disk || err != nil {
+			t.Errorf("%s: got device number %#x, %v, want %#x", path, number, err, disk)
+		}
+	}
+	if _, err := WholeNumber("/dev/null"); !errors.Is(err, unix.ENOTBLK) {
+		t.Errorf("got %v for a character device, want %v", err, unix.ENOTBLK)
+	}
+}

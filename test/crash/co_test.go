@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -34,6 +35,7 @@ const (
 	write               call = "write"
 	expand              call = "ControllerExpandVolume"
 	nodeExpand          call = "NodeExpandVolume"
+	modify              call = "ControllerModifyVolume"
 	unpublish           call = "NodeUnpublishVolume"
 	unstage             call = "NodeUnstageVolume"
 	controllerUnpublish call = "ControllerUnpublishVolume"
@@ -195,7 +197,7 @@ func (c *co) attempt(ctx context.Context, what call) error { return attempts[wha
 
 // attempts contains, for each call, the method that makes it once and updates the expected state.
 var attempts = map[call]func(*co, context.Context) error{
-	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand,
+	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand, modify: (*co).modify,
 	controllerPublish: (*co).controllerPublish, controllerUnpublish: (*co).controllerUnpublish, stage: (*co).stage, unstage: (*co).unstage,
 	publish: (*co).publish, unpublish: (*co).unpublish, snapshot: (*co).snapshot, deleteSnapshot: (*co).deleteSnapshot,
 	write: func(c *co, _ context.Context) error { return c.write() }, check: (*co).checkFilesystem,
@@ -293,6 +295,21 @@ func (c *co) nodeExpand(ctx context.Context) error {
 		CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth}, Secrets: secrets,
 	})
 	c.resized = c.resized || err == nil
+	return err
+}
+
+// modify removes a limit of the volume's I/O, which a machine with cgroup v1 also accepts. The record contains limits afterwards.
+func (c *co) modify(ctx context.Context) error {
+	_, err := c.host.control.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+		VolumeId: c.id, MutableParameters: map[string]string{"iopsRead": volume.NoIOLimit},
+	})
+	if err != nil {
+		return err
+	}
+	record, err := os.ReadFile(filepath.Join(c.host.pool, "volumes", c.name, "volume.json"))
+	if err == nil && !strings.Contains(string(record), `"ioLimits"`) {
+		err = finalError{fmt.Errorf("the record has no limits: %s", record)}
+	}
 	return err
 }
 

@@ -86,6 +86,8 @@ var rows = slices.Concat(
 	at(row{call: nodeExpand, kinds: slices.Concat(growable, disks)}, crashpoint.GrowDevice),
 	at(row{call: nodeExpand, kinds: images("xfs", "btrfs", rawDevice)}, crashpoint.GrowDone),
 
+	at(row{call: modify, kinds: ext4AndRaw}, crashpoint.ModifyRecorded),
+
 	at(row{call: check, kinds: images("ext4", "xfs", "btrfs"), pool: "xfs"}, crashpoint.CheckAttached),
 	at(row{call: check, kinds: images("xfs"), pool: "btrfs"}, crashpoint.CheckAttached),
 
@@ -112,6 +114,7 @@ var before = map[call][]call{
 	publish:             {create, controllerPublish, stage},
 	expand:              {create, controllerPublish, stage, publish, write},
 	nodeExpand:          {create, controllerPublish, stage, publish, write, expand},
+	modify:              {create, controllerPublish, stage, publish, write},
 	unpublish:           {create, controllerPublish, stage, publish, write},
 	unstage:             {create, controllerPublish, stage, publish, write, unpublish},
 	controllerUnpublish: {create, controllerPublish, stage, publish, write, unpublish, unstage},
@@ -137,6 +140,7 @@ var undo = map[call][]call{
 	publish:             {unpublish},
 	expand:              {unpublish, unstage},
 	nodeExpand:          {unpublish, unstage},
+	modify:              {unpublish, unstage},
 	unpublish:           {publish},
 	unstage:             {stage},
 	controllerUnpublish: {controllerPublish},

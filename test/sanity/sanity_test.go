@@ -199,6 +199,8 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	if k.FSType != "" {
 		c.TestVolumeParameters[volume.ParamFSType] = k.FSType
 	}
+	// A machine with cgroup v1 also accepts this value.
+	c.TestVolumeMutableParameters = map[string]string{volume.IOLimitParameters[0].Key: volume.NoIOLimit}
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
 	if !k.Has(backendtest.Divisible) { // a disk cannot grow to a requested size

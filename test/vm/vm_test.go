@@ -40,6 +40,8 @@ const (
 	// onDisk puts temporary files on the guest's first disk, because loop devices have no direct I/O
 	// on the guest's root, which is an overlay.
 	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
+	// withCgroups is added to a prelude to mount a cgroup v2 hierarchy.
+	withCgroups = " && mount -t cgroup2 none /sys/fs/cgroup"
 	// nfsDisk is onDisk with the second disk for the exports of package nfsd.
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 	// cryptNFSDisk is nfsDisk with encrypted volumes.
@@ -123,6 +125,18 @@ var guests = []guest{
 			{"./test/crash", []string{"-test.run", "^TestEncrypted$", "-test.parallel", "4"}, passed("TestEncrypted/random", "TestEncrypted/rows/.*")},
 			{"./test/crash", []string{"-test.run", "^TestEncryptedDisk$", "-test.parallel", "4"}, passed("TestEncryptedDisk/random", "TestEncryptedDisk/rows/.*")},
 			power("TestEncryptedPower", "crypt-xfs", "crypt-raw"),
+		},
+	},
+	{
+		name: "limits", disks: []string{"8G"}, prelude: onDisk + withCgroups, limit: 5 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestIOLimits$/^images-xfs$/^(ext4|block)$"}, passed("TestIOLimits/images-xfs/ext4", "TestIOLimits/images-xfs/block")}},
+	},
+	{
+		name: "limits-conformance", disks: groupDisks, prelude: onEncrypted + withCgroups, long: true, limit: 30 * time.Minute,
+		programs: []program{
+			{"./backend/loop", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/images-xfs/btrfs", "TestIOLimits/images-encrypted/ext4")},
+			{"./backend/disk", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/ext4", "TestIOLimits/block")},
+			{"./backend/lvm", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/group/xfs", "TestIOLimits/thin/ext4")},
 		},
 	},
 	{

@@ -207,6 +207,8 @@ readinessProbe:
     - {name: kubelet-dir, mountPath: {{ clean .Values.kubeletDir }}, mountPropagation: Bidirectional}
     # Loop devices are created at runtime, and would not appear in the container's own /dev.
     - {name: dev, mountPath: /dev}
+    # The cgroups of the pods, in which the driver limits I/O.
+    - {name: cgroup, mountPath: /sys/fs/cgroup}
     # With HostToContainer the driver sees disks that are mounted on the node later, below these
     # directories.
     - {name: state-dir, mountPath: {{ clean .Values.stateDir }}, mountPropagation: HostToContainer}
@@ -455,6 +457,8 @@ not watch all pods of the cluster. */}}
   hostPath: {path: {{ clean .Values.kubeletDir }}, type: Directory}
 - name: dev
   hostPath: {path: /dev, type: Directory}
+- name: cgroup
+  hostPath: {path: /sys/fs/cgroup, type: Directory}
 - name: state-dir
   hostPath: {path: {{ clean .Values.stateDir }}, type: DirectoryOrCreate}
 {{- range $i, $dir := include "trivet.poolMounts" . | fromJsonArray }}

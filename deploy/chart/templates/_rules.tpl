@@ -66,6 +66,10 @@ volumes, the controller's driver has capabilities that only privileged allows. *
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, update]
+# Provisioner and resizer: read the limits of a volume's I/O.
+- apiGroups: [storage.k8s.io]
+  resources: [volumeattributesclasses]
+  verbs: [get, list, watch]
 # Provisioner: does not delete a volume that is attached.
 - apiGroups: [storage.k8s.io]
   resources: [volumeattachments]

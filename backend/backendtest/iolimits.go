@@ -1,0 +1,299 @@
+package backendtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/cgroup"
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// modify changes the limits of the volume's I/O. more are keys and values in turn.
+func (l *testVolume) modify(t *testing.T, more ...string) error {
+	t.Helper()
+	mutable := map[string]string{}
+	for pair := range slices.Chunk(more, 2) {
+		mutable[pair[0]] = pair[1]
+	}
+	_, err := l.d.Control.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: l.id, MutableParameters: mutable})
+	return err
+}
+
+// podIn is a pod that uses a volume.
+type podIn struct {
+	// cgroup is the directory of the pod's cgroup, and target the target path of the volume in the pod.
+	cgroup, target string
+}
+
+// newPod returns a pod of the kubelet's directory dir. Its cgroup is in a slice of systemd, and does not exist yet.
+func newPod(t *testing.T, cgroups, dir string, kind Kind) podIn {
+	t.Helper()
+	uid := uuid.NewString()
+	p := podIn{
+		cgroup: filepath.Join(cgroups, "kubepods.slice/kubepods-burstable.slice", "kubepods-burstable-pod"+strings.ReplaceAll(uid, "-", "_")+".slice"),
+		target: filepath.Join(dir, "pods", uid, "volumes/kubernetes.io~csi/pv/mount"),
+	}
+	if kind.Block() {
+		p.target = filepath.Join(dir, "plugins/kubernetes.io/csi/volumeDevices/publish/pv", uid)
+	}
+	must(t, os.MkdirAll(filepath.Dir(p.target), 0o755))
+	return p
+}
+
+// newHierarchy creates a directory with the files of a cgroup v2 hierarchy that the driver reads.
+func newHierarchy(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(root, "kubepods.slice/kubepods-burstable.slice"), 0o755))
+	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("cpu io memory pids\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(root, "kubepods.slice/cgroup.subtree_control"), []byte("cpu io memory pids\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(root, "kubepods.slice/io.max"), nil, 0o644))
+	return root
+}
+
+// start creates the files of the pod's cgroup.
+func (p podIn) start(t *testing.T) {
+	t.Helper()
+	must(t, os.Mkdir(p.cgroup, 0o755))
+	must(t, os.WriteFile(filepath.Join(p.cgroup, "io.max"), nil, 0o644))
+}
+
+// wantLimits fails the test unless the file io.max of the pod has the limits for the device of the volume.
+func (p podIn) wantLimits(t *testing.T, l *testVolume, want string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.cgroup, "io.max"))
+	must(t, err)
+	if want != "" {
+		want = l.deviceNumber(t) + " " + want
+	}
+	if got := strings.TrimSpace(string(b)); got != want {
+		t.Errorf("io.max contains %q, want %q", got, want)
+	}
+}
+
+// deviceNumber returns the number of the whole device of a staged volume, as io.max names it.
+func (l *testVolume) deviceNumber(t *testing.T) string {
+	t.Helper()
+	device := l.target
+	if !l.kind.Block() {
+		at, err := mount.At(l.staging)
+		must(t, err)
+		device = at.Source
+	}
+	number, err := blockdev.WholeNumber(device)
+	must(t, err)
+	return fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))
+}
+
+// noLimits is what the driver writes to remove limits.
+const noLimits = "rbps=max wbps=max riops=max wiops=max"
+
+// testIOLimits: the limits of a volume apply to each pod that uses it, also after a change and a restart of the driver, and to
+// no other pod. Volumes without a device of this node have no limits.
+func testIOLimits(t *testing.T, d *Driver, kind Kind) {
+	if !kind.Has(Device | NodeLocal) {
+		l := newVolume(t, d, kind, multiWriter)
+		wantCode(t, l.modify(t, "iopsRead", "max"), codes.InvalidArgument, l.id)
+		req := kind.request(t)
+		req.MutableParameters = map[string]string{"iopsRead": "max"}
+		_, err := d.Control.CreateVolume(t.Context(), req)
+		wantCode(t, err, codes.InvalidArgument)
+		return
+	}
+	root, dir := newHierarchy(t), t.TempDir()
+	d = kind.start(t, "64G", func(o *driver.Options) { o.Cgroups = cgroup.Hierarchy(root) })
+	req := kind.request(t, "iopsRead", "50", "bytesPerSecondWrite", "1Mi")
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: gib}
+	req.MutableParameters = map[string]string{"iopsRead": "100"}
+	l, _ := newVolumeFor(t, d, kind, req)
+	first, second := newPod(t, root, dir, kind), newPod(t, root, dir, kind)
+	l.target = first.target // cleanUp unpublishes it
+	must(t, l.stage(t.Context()))
+	first.start(t)
+	must(t, l.publish(t.Context()))
+	first.wantLimits(t, l, "rbps=max wbps=1048576 riops=100 wiops=max")
+
+	// The kubelet may create the cgroup of a pod after it has published the volume.
+	published := make(chan error, 1)
+	go func() { published <- l.publishAt(t.Context(), second.target, false) }()
+	await(t, "the volume to be mounted", func() bool {
+		mounted, err := mount.IsMountPoint(second.target)
+		return mounted && err == nil
+	})
+	select {
+	case err := <-published:
+		t.Fatalf("the volume was published in a pod without a cgroup: %v", err)
+	default:
+	}
+	second.start(t)
+	must(t, <-published)
+	second.wantLimits(t, l, "rbps=max wbps=1048576 riops=100 wiops=max")
+
+	must(t, l.modify(t, "iopsRead", "max", "bytesPerSecondRead", "2097152"))
+	for _, p := range []podIn{first, second} {
+		p.wantLimits(t, l, "rbps=2097152 wbps=1048576 riops=max wiops=max")
+	}
+	for value, confirmed := range map[string]bool{"2Mi": true, "3Mi": false} {
+		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, MutableParameters: map[string]string{"bytesPerSecondRead": value},
+		})
+		must(t, err)
+		if (resp.GetConfirmed() != nil) != confirmed {
+			t.Errorf("ValidateVolumeCapabilities with bytesPerSecondRead %s: got %v, want confirmed %t", value, resp, confirmed)
+		}
+	}
+	d.Stop(t)
+	must(t, os.Truncate(filepath.Join(first.cgroup, "io.max"), 0))
+	d.start(t)
+	await(t, "the limits to be restored", func() bool {
+		b, err := os.ReadFile(filepath.Join(first.cgroup, "io.max"))
+		return err == nil && strings.HasSuffix(string(b), "rbps=2097152 wbps=1048576 riops=max wiops=max")
+	})
+	testRefusedLimits(t, l, root)
+
+	must(t, l.unpublishAt(t.Context(), second.target))
+	second.wantLimits(t, l, noLimits)
+	first.wantLimits(t, l, "rbps=2097152 wbps=1048576 riops=max wiops=max")
+	must(t, l.modify(t, "bytesPerSecondRead", "max", "bytesPerSecondWrite", "max"))
+	first.wantLimits(t, l, noLimits)
+	must(t, l.unpublishAt(t.Context(), l.target))
+	must(t, os.RemoveAll(first.cgroup)) // as with the pod
+	must(t, l.unstage(t.Context()))
+}
+
+// testRefusedLimits: invalid limits, and limits that this node cannot enforce, are refused and change nothing.
+func testRefusedLimits(t *testing.T, l *testVolume, root string) {
+	t.Helper()
+	for key, value := range map[string]string{"iopsRead": "9", "iopsWrite": "4294967295", "bytesPerSecondRead": "1Ki", "bytesPerSecondWrite": "fast", "iops": "100", "csi.trivet.dev/Namespace": "a"} {
+		wantCode(t, l.modify(t, key, value), codes.InvalidArgument, "mutable parameter", key)
+	}
+	wantCode(t, l.modify(t), codes.InvalidArgument, "mutable_parameters")
+	controllers := filepath.Join(root, "cgroup.controllers")
+	must(t, os.Rename(controllers, controllers+".moved")) // as with cgroup v1
+	defer func() { must(t, os.Rename(controllers+".moved", controllers)) }()
+	wantCode(t, l.modify(t, "iopsRead", "100"), codes.InvalidArgument, "not a cgroup v2 hierarchy")
+	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, l.id, "not a cgroup v2 hierarchy")
+	req := l.kind.request(t, "iopsRead", "100")
+	_, err := l.d.Control.CreateVolume(t.Context(), req)
+	wantCode(t, err, codes.InvalidArgument, "not a cgroup v2 hierarchy")
+}
+
+// IOLimitsEnforced tests with the cgroup v2 hierarchy of this machine that the I/O of a pod has the limits of its volume, for
+// all kinds of a target.
+func IOLimitsEnforced(t *testing.T, target Target) {
+	t.Helper()
+	if target.Prepare != nil {
+		target.Prepare(t, &target)
+	}
+	for _, kind := range target.Volumes() {
+		t.Run(kind.Name(), func(t *testing.T) { testEnforced(t, kind.start(t, "64G", func(*driver.Options) {}), kind) })
+	}
+}
+
+func testEnforced(t *testing.T, d *Driver, kind Kind) {
+	t.Helper()
+	p := newPod(t, cgroup.Root, t.TempDir(), kind)
+	container := p.startContainer(t)
+	req := kind.request(t)
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: gib}
+	req.MutableParameters = map[string]string{"bytesPerSecondWrite": "4Mi"}
+	l, _ := newVolumeFor(t, d, kind, req)
+	l.target = p.target
+	l.stageAndPublish(t)
+	data := l.data(l.target)
+
+	wantTime(t, "direct writes", 3*time.Second, container.dd(t, "if=/dev/zero", "of="+data, "bs=256k", "count=48", "oflag=direct", "conv=notrunc"))
+	must(t, l.modify(t, "bytesPerSecondWrite", "8Mi", "bytesPerSecondRead", "8Mi"))
+	if kind.Has(Filesystem) { // the kernel may account a page of a raw device to the cgroup that first wrote to the device
+		wantTime(t, "buffered writes", 2*time.Second, container.dd(t, "if=/dev/zero", "of="+data, "bs=1M", "count=16", "conv=notrunc,fsync"))
+	}
+	wantTime(t, "direct reads", 2*time.Second, container.dd(t, "if="+data, "of=/dev/null", "bs=256k", "count=64", "iflag=direct"))
+	must(t, l.modify(t, "bytesPerSecondWrite", "max", "bytesPerSecondRead", "max", "iopsRead", "100"))
+	wantTime(t, "read requests", 3*time.Second, container.dd(t, "if="+data, "of=/dev/null", "bs=4k", "count=300", "iflag=direct"))
+	outside := inCgroup("").dd(t, "if="+data, "of=/dev/null", "bs=4k", "count=300", "iflag=direct")
+	must(t, l.modify(t, "iopsRead", "max"))
+	for what, took := range map[string]time.Duration{
+		"outside the pod": outside,
+		"without limits":  container.dd(t, "if="+data, "of=/dev/null", "bs=4k", "count=300", "iflag=direct"),
+	} {
+		if took > 1500*time.Millisecond {
+			t.Errorf("300 reads %s took %s, want at most half the time of the limit", what, took)
+		}
+	}
+	must(t, l.modify(t, "iopsRead", "100"))
+	must(t, l.unpublishAt(t.Context(), l.target))
+	if b, err := os.ReadFile(filepath.Join(p.cgroup, "io.max")); err != nil || len(b) > 0 {
+		t.Errorf("after unpublishing, io.max contains %q, %v; want nothing", b, err)
+	}
+	must(t, l.unstage(t.Context()))
+}
+
+// inCgroup is the directory of a cgroup in which processes run. If it is empty, they run in that of the test.
+type inCgroup string
+
+// startContainer creates the cgroup of the pod and one for a container, as a kubelet and a container runtime. They are removed
+// when the test ends.
+func (p podIn) startContainer(t *testing.T) inCgroup {
+	t.Helper()
+	container := filepath.Join(p.cgroup, "container")
+	var parents []string
+	for dir := filepath.Dir(container); len(dir) >= len(cgroup.Root); dir = filepath.Dir(dir) {
+		parents = append(parents, dir)
+	}
+	must(t, os.MkdirAll(container, 0o755))
+	t.Cleanup(func() {
+		for _, dir := range []string{container, p.cgroup} {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	for _, dir := range slices.Backward(parents) {
+		must(t, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+io +memory"), 0))
+	}
+	return inCgroup(container)
+}
+
+// ddTime matches the time in the output of dd(1), without its start.
+var ddTime = regexp.MustCompile(`copied, ([0-9.e-]+) s`)
+
+// dd runs dd(1) and returns how long the I/O took.
+func (c inCgroup) dd(t *testing.T, args ...string) time.Duration {
+	t.Helper()
+	script := `export LC_ALL=C; exec dd "$@"`
+	if c != "" {
+		script = "echo $$ >" + string(c) + "/cgroup.procs; " + script
+	}
+	output := testenv.Run(t, "bash", slices.Concat([]string{"-ec", script, "dd"}, args)...)
+	m := ddTime.FindStringSubmatch(output)
+	if m == nil {
+		t.Fatalf("dd printed %q, want a time", output)
+	}
+	seconds, err := strconv.ParseFloat(m[1], 64)
+	must(t, err)
+	return time.Duration(seconds * float64(time.Second))
+}
+
+// wantTime fails the test unless I/O took the time that its limit requires, within a tenth.
+func wantTime(t *testing.T, what string, want, took time.Duration) {
+	t.Helper()
+	t.Logf("%s: %s, by the limit %s", what, took, want)
+	if took < want*9/10 || took > want*11/10 {
+		t.Errorf("%s took %s, want %s", what, took, want)
+	}
+}
