@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -164,11 +165,15 @@ func forward(data, failure httpstream.Stream) {
 	defer data.Close()
 	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", data.Headers().Get(corev1.PortHeader)))
 	if err != nil {
-		fmt.Fprint(failure, err)
+		_, _ = fmt.Fprint(failure, err)
 		return
 	}
-	defer conn.Close()
-	go func() { _, _ = io.Copy(conn, data); conn.Close() }()
+	closeConn := sync.OnceFunc(func() { _ = conn.Close() })
+	defer closeConn()
+	go func() {
+		defer closeConn() // ends the copy below
+		_, _ = io.Copy(conn, data)
+	}()
 	_, _ = io.Copy(data, conn)
 }
 
