@@ -310,7 +310,10 @@ func (h *healthTest) testPulledPool(t *testing.T) {
 	insert()
 	must(t, retry.For(t.Context(), waitTimeout, func() (bool, error) {
 		out, err := exec.Command("mount", "LABEL="+poolLabel, h.mounted).CombinedOutput()
-		return err != nil, fmt.Errorf("%w: %s", err, out)
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err != nil, err
 	}))
 	h.run(t)
 	h.control = h.controller.control
