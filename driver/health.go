@@ -217,7 +217,10 @@ func (e *examiner) volumesIn(s pool.State) (ids []string, err error) {
 			ids = append(ids, v.ID.String())
 		}
 	}
-	return ids, s.Pool.Check()
+	if err := s.Pool.Check(); err != nil {
+		return ids, err
+	}
+	return ids, s.Pool.Probe()
 }
 
 // exported returns the IDs of the volumes in an nfs pool.
@@ -251,6 +254,8 @@ func (e *examiner) examineVolume(ctx context.Context, s subject, earlier []statu
 		return examined(s.id, backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonUnresponsive, Message: err.Error()}), false
 	case errors.Is(err, volume.ErrNotFound) || grpcstatus.Code(err) == codes.NotFound: // deleted or unstaged meanwhile
 		return found, false
+	case errors.Is(err, pool.ErrDiskUnreadable):
+		return examined(s.id, backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDiskUnreadable, Message: err.Error()}), false
 	case local && (s.unusable != nil || errors.Is(err, volume.ErrUnavailable)):
 		return examined(s.id, backend.PoolUnavailable(err)), false
 	}

@@ -132,6 +132,31 @@ func TestHealthOfPool(t *testing.T) {
 	awaitHealth(t, o)
 }
 
+// TestHealthOfPoolDisk: a disk that cannot be read concerns the volumes of its pool, also if all of the pool is in the page cache.
+func TestHealthOfPoolDisk(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			device, image, _ := testenv.Disk(t, 512<<20)
+			at := t.TempDir()
+			testenv.Mkfs(t, fsType, device)
+			testenv.Run(t, "mount", device, at)
+			t.Cleanup(func() { testenv.Run(t, "umount", at) })
+			o := examining(t, options(t, loop.Kind))
+			o.Config.Pools[0].Directory.Path = filepath.Join(at, "pool")
+			d := backendtest.StartWith(t, o)
+			create(t, d, backendtest.Kind{FSType: "ext4"}, 64)
+			awaitHealth(t, o)
+			testenv.Run(t, "sync", "--file-system", at)
+			away := image + ".away"
+			testenv.Run(t, "cp", "--sparse=always", image, away)
+			testenv.Run(t, "truncate", "--size=0", image) // reads of the disk fail
+			awaitHealth(t, o, `reason="DiskUnreadable",severity="inaccessible"`)
+			testenv.Run(t, "dd", "if="+away, "of="+image, "bs=1M", "conv=notrunc,sparse")
+			awaitHealth(t, o)
+		})
+	}
+}
+
 // TestHealthOfDisk: a pulled disk is missing until it is inserted again.
 func TestHealthOfDisk(t *testing.T) {
 	device, image, pull := testenv.Disk(t, 66<<20)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -150,6 +151,30 @@ func (m *localMedium) Check() error {
 	}
 	if err := m.CheckMarker(); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is missing or belongs to another pool (%w): restore the pool's own %s (uuid %s)", c.Name, c.place(), err, markerFile, m.uuid)
+	}
+	return nil
+}
+
+// ErrDiskUnreadable means that the disk of a pool cannot be read.
+var ErrDiskUnreadable = errors.New("the disk cannot be read")
+
+// Probe reads the marker of a pool of this node from the disk, because the page cache hides a disk that fails or was removed. The error
+// is ErrDiskUnreadable. It finds nothing if the filesystem has no direct I/O for the marker, such as btrfs, which stores the content of
+// small files in its metadata.
+func (p *Pool) Probe() error {
+	if p.Shared() {
+		return nil
+	}
+	marker, err := p.root.OpenFile(markerFile, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	if err == nil {
+		err = blockdev.ProbeFile(marker)
+		_ = marker.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("pool %q: %w: %s: %w: see the kernel's log; if the disk was removed, insert it, mount it again, and restart the driver", p.cfg.Name, ErrDiskUnreadable, p.cfg.Directory.Path, err)
 	}
 	return nil
 }

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
-
-	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 // ErrTooMuch means that a program printed more than the maximum.
@@ -22,7 +20,7 @@ var ErrTooMuch = errors.New("the program printed too much")
 // When ctx ends, the whole group is killed. When this process ends, the kernel kills only the program.
 // Answer does not wait for other processes of the group.
 func (c Command) Answer(ctx context.Context, limit int) (_ string, err error) {
-	ctx, span := trace.Start(ctx, c.Name)
+	ctx, span := c.startSpan(ctx)
 	defer endSpan(span, &err)
 	path, err := exec.LookPath(c.Name)
 	if err != nil {

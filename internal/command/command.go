@@ -57,6 +57,9 @@ func failure(name string, args []string, exit *exec.ExitError, output string) *E
 type Command struct {
 	Name string
 	Args []string
+	// Action is the command of a program that has several, such as lvcreate of lvm(8). It is only used in the name of the span,
+	// which contains no arguments.
+	Action string
 	// Env contains variables for the program. The program also gets the environment of this process and LC_ALL=C.
 	Env []string
 	// Hold contains files that the program inherits as descriptors 3, 4 and so on. Locks on these files last
@@ -76,7 +79,7 @@ func (c Command) Run(ctx context.Context) error {
 
 // Output does the same as Run, and also returns the standard output and standard error of the program.
 func (c Command) Output(ctx context.Context) (_ string, err error) {
-	ctx, span := trace.Start(ctx, c.Name)
+	ctx, span := c.startSpan(ctx)
 	defer endSpan(span, &err)
 	var out bytes.Buffer
 	cmd, err := c.prepare(ctx, &out)
@@ -102,6 +105,11 @@ func (c Command) prepare(ctx context.Context, out io.Writer) (*exec.Cmd, error) 
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd, nil
+}
+
+// startSpan starts the span of a program.
+func (c Command) startSpan(ctx context.Context) (context.Context, trace.Span) {
+	return trace.Start(ctx, strings.TrimSpace(c.Name+" "+c.Action))
 }
 
 // endSpan ends the span of a program. The arguments and the output of the program are not in the span, because they

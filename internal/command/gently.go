@@ -8,8 +8,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/trivet-csi/trivet/internal/trace"
 )
 
 // gentleStep is the time for which Gently lets a program run, and then stops it.
@@ -18,7 +16,7 @@ const gentleStep = 100 * time.Millisecond
 // Gently does the same as Output for a long program that must not slow down others: it stops the program half of the time. It
 // returns only the first limit bytes of the output, also if the program failed.
 func (c Command) Gently(ctx context.Context, limit int) (_ string, err error) {
-	ctx, span := trace.Start(ctx, c.Name)
+	ctx, span := c.startSpan(ctx)
 	defer endSpan(span, &err)
 	out := beginning{head{left: limit}}
 	cmd, err := c.prepare(ctx, &out)

@@ -87,3 +87,20 @@ func pullOut(device, image string) {
 	_ = exec.Command("delpart", device, "1").Run()
 	_ = exec.Command("losetup", "-d", device).Run()
 }
+
+// PullSCSI removes a SCSI disk, such as sda, and returns a function that attaches it again.
+func PullSCSI(tb testing.TB, disk string) (back func()) {
+	tb.Helper()
+	write := func(path, text string) {
+		if err := os.WriteFile(path, []byte(text), 0); err != nil {
+			tb.Error(err)
+		}
+	}
+	device, err := filepath.EvalSymlinks("/sys/block/" + disk + "/device")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	host := strings.Split(filepath.Base(device), ":")[0]
+	write(device+"/delete", "1")
+	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
+}

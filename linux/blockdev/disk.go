@@ -273,7 +273,7 @@ func (d Disk) Probe() error {
 			return struct{}{}, err
 		}
 		defer f.Close()
-		return struct{}{}, probe(f)
+		return struct{}{}, ProbeFile(f)
 	})
 	return err
 }

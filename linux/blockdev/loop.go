@@ -504,11 +504,11 @@ func Probe(number int) error {
 		return err
 	}
 	defer l.Close()
-	return probe(l.file)
+	return ProbeFile(l.file)
 }
 
-// probe reads the beginning of a device that is open with O_DIRECT.
-func probe(f *os.File) error {
+// ProbeFile reads the beginning of a device or a file that is open with O_DIRECT.
+func ProbeFile(f *os.File) error {
 	// O_DIRECT requires aligned memory (open(2)), such as a page.
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {

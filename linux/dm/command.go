@@ -91,7 +91,7 @@ func (g Group) run(ctx context.Context, name string, args ...string) (string, er
 // Command returns a command of lvm(8) for the group. The caller must not change the group at the same time.
 func (g Group) Command(name string, args ...string) command.Command {
 	return command.Command{
-		Name: "lvm", Args: append([]string{name, "--config", g.configuration()}, args...),
+		Name: "lvm", Action: name, Args: append([]string{name, "--config", g.configuration()}, args...),
 		Env: []string{"LC_ALL=C", "LVM_SYSTEM_DIR=", "DM_DISABLE_UDEV=1", "LVM_SUPPRESS_FD_WARNINGS=1"},
 	}
 }

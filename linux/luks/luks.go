@@ -59,11 +59,11 @@ var derivations = semaphore.NewWeighted(1)
 // commandTime is the longest time of a command.
 const commandTime = 5 * time.Minute
 
-// run runs cryptsetup(8) with passphrases, which it reads from the files /dev/fd/3 and so on. The command continues if ctx
+// run runs an action of cryptsetup(8) with passphrases, which it reads from the files /dev/fd/3 and so on. The command continues if ctx
 // ends. The caller erases the passphrases.
-func run(ctx context.Context, keys [][]byte, args ...string) error {
+func run(ctx context.Context, action string, keys [][]byte, args ...string) error {
 	c := command.Command{
-		Name: Program, Args: append([]string{"--batch-mode", "--disable-locks"}, args...),
+		Name: Program, Action: action, Args: append([]string{"--batch-mode", "--disable-locks", action}, args...),
 		Env: []string{"DM_DISABLE_UDEV=1"}, // cryptsetup(8) does not wait for udev, which may not run
 	}
 	for _, key := range keys {
@@ -128,8 +128,8 @@ func Version(ctx context.Context) (string, error) {
 // Format creates a container on a device, which must have no data, and makes it durable. An interrupted call leaves an
 // incomplete container.
 func Format(ctx context.Context, device *os.File, sectorSize int, key []byte) error {
-	err := run(ctx, [][]byte{key}, append(derivationArgs(),
-		"luksFormat", "--type", "luks2", "--cipher", Cipher, "--key-size", strconv.Itoa(KeyBits), "--hash", "sha256",
+	err := run(ctx, "luksFormat", [][]byte{key}, append(derivationArgs(),
+		"--type", "luks2", "--cipher", Cipher, "--key-size", strconv.Itoa(KeyBits), "--hash", "sha256",
 		"--sector-size", strconv.Itoa(sectorSize), "--offset", strconv.Itoa(DataOffset/512), "--key-file", firstKey, device.Name())...)
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func derivationArgs() []string {
 // Open opens the container on a device, and returns the open device of its data. Its node is that of Path(name). The
 // caller has checked the header. The container stays open until Close, or until the device is closed after CloseLater.
 func Open(ctx context.Context, device *os.File, name string, key []byte) (*os.File, error) {
-	err := run(ctx, [][]byte{key}, "open", "--type", "luks2", "--key-file", firstKey, device.Name(), name)
+	err := run(ctx, "open", [][]byte{key}, "--type", "luks2", "--key-file", firstKey, device.Name(), name)
 	if err != nil {
 		return nil, err
 	}
@@ -251,13 +251,13 @@ func Resize(ctx context.Context, name string, key []byte) error {
 	} else if !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("mknod %s: %w", node, err)
 	}
-	return run(ctx, [][]byte{key}, "resize", "--key-file", firstKey, name)
+	return run(ctx, "resize", [][]byte{key}, "--key-file", firstKey, name)
 }
 
 // ChangeKey replaces the passphrase of the keyslot that the old one opens. The header is durable when it returns.
 func ChangeKey(ctx context.Context, device *os.File, old, key []byte) error {
-	args := append(derivationArgs(), "luksChangeKey", "--key-file", firstKey, device.Name(), secondKey)
-	if err := run(ctx, [][]byte{old, key}, args...); err != nil {
+	args := append(derivationArgs(), "--key-file", firstKey, device.Name(), secondKey)
+	if err := run(ctx, "luksChangeKey", [][]byte{old, key}, args...); err != nil {
 		return err
 	}
 	return device.Sync()

@@ -24,6 +24,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/cluster/kube"
 	report "github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -51,6 +53,8 @@ type machine struct {
 	name  string
 	dir   string   // contains the driver's state, and the kubelet's paths
 	flags []string // additional flags of the driver
+	// kubelet determines the staging paths. If its Dir is empty, they are in dir.
+	kubelet kube.Kubelet
 
 	identity csi.IdentityClient
 	control  csi.ControllerClient
@@ -138,8 +142,10 @@ func (m *machine) connect(t *testing.T) {
 }
 
 // log returns the last lines of the log of the driver and its workers.
-func (m *machine) log() string {
-	b, _ := os.ReadFile(m.path("log"))
+func (m *machine) log() string { return lastLines(m.path("log")) }
+
+func lastLines(file string) string {
+	b, _ := os.ReadFile(file)
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-60):], "\n")
 }
@@ -173,14 +179,15 @@ func (m *machine) end(t *testing.T, signal syscall.Signal) {
 // workers returns the IDs of the processes in which the driver accesses its pools on exports.
 func (m *machine) workers() []int {
 	var pids []int
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
-	for _, path := range tasks {
-		children, _ := os.ReadFile(path) // fails if the thread has ended
-		for f := range strings.FieldsSeq(string(children)) {
-			pid, err := strconv.Atoi(f)
-			if words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && slices.Contains(strings.Split(string(words), "\x00"), "worker") {
-				pids = append(pids, pid)
-			}
+	parent := fmt.Sprintf("\nPPid:\t%d\n", m.cmd.Process.Pid)
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range processes {
+		// The reads fail if the process has ended since the Glob.
+		status, _ := os.ReadFile(p + "/status")
+		words, _ := os.ReadFile(p + "/cmdline")
+		if strings.Contains(string(status), parent) && slices.Contains(strings.Split(string(words), "\x00"), "worker") {
+			pid, _ := strconv.Atoi(filepath.Base(p))
+			pids = append(pids, pid)
 		}
 	}
 	return pids
@@ -365,8 +372,14 @@ func (m *machine) controllerUnpublish(t *testing.T, v *vol, node string) error {
 	return err
 }
 
-func (m *machine) staging(v *vol) string { return m.path("staging-" + v.name) }
-func (m *machine) target(v *vol) string  { return m.path("target-" + v.name) }
+func (m *machine) staging(v *vol) string {
+	if m.kubelet.Dir != "" {
+		return m.kubelet.StagingPath(backendtest.DriverName, v.id)
+	}
+	return m.path("staging-" + v.name)
+}
+
+func (m *machine) target(v *vol) string { return m.path("target-" + v.name) }
 
 // file returns the path of a file in a published volume.
 func (m *machine) file(v *vol, name string) string { return filepath.Join(m.target(v), name) }

@@ -3,7 +3,7 @@
 // Package nfs tests pools on NFS exports: several nodes use one pool, servers restart, links break,
 // and administrators and attackers change exports. Each driver runs in its own network namespace with
 // the kernel's NFS client, and the servers are the kernel's. The tests run in the virtual machine of
-// test/vm.
+// test/vm. TestHealth also tests what a user sees of the disks of a node.
 package nfs
 
 import (

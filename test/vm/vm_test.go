@@ -76,6 +76,7 @@ type guest struct {
 	prelude  string        // a bash command that runs before the programs
 	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
 	cluster  bool          // the programs run beside the control plane of a cluster, which cluster.sh starts
+	api      bool          // TRIVET_TEST_CLUSTER is set to the path of a directory with etcd and kube-apiserver
 	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration // the guest is ended after this time
 	long     bool          // the guest runs only with -long
@@ -371,6 +372,14 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestHostile|TestBadInput|TestFull)$"}, passed("TestHostile/IDs")}},
 	},
 	{
+		name: "health", mem: 4 << 10, disks: []string{"4G", "2G"}, scsi: []string{"512M", "512M"},
+		prelude: onGroups + " && modprobe dm_crypt && export TRIVET_TEST_DISK=/dev/vdb", driver: true, api: true, long: true, limit: 30 * time.Minute,
+		programs: []program{
+			{"./test/nfs", []string{"-test.run", "^TestHealth$"}, passed("TestHealth/silent_server", "TestHealth/lost_lock", "TestHealth/full_pool", "TestHealth/pulled_disk", "TestHealth/pulled_disk_of_a_pool")},
+			{"./cmd/trivet", []string{"-test.run", "^TestTracesOfEncrypted$"}, passed("TestTracesOfEncrypted")},
+		},
+	},
+	{
 		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,
 		programs: []program{{"./test/e2e", []string{"-test.run", "^TestNAS$"}, passed("TestNAS")}},
 	},
@@ -520,6 +529,11 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	}
 	if g.crashing {
 		lines = append(lines, "export TRIVET_TEST_CRASHING="+quote(buildDriver(ctx, t, "-tags", "crashpoints")))
+	}
+	if g.api {
+		run(ctx, t, exec.CommandContext(ctx, "../e2e/cluster/build.sh"))
+		programs := run(ctx, t, exec.CommandContext(ctx, "bash", "-c", `. ../e2e/cluster/env.sh && echo "$bin"`))
+		lines = append(lines, "export TRIVET_TEST_CLUSTER="+quote(strings.TrimSpace(programs)))
 	}
 	var enter []string
 	if g.cluster {

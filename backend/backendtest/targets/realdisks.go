@@ -22,26 +22,9 @@ func realDisks(bus, glob string) backendtest.Target {
 	case "nvme":
 		target.Growing = growingNVMe
 	case "scsi":
-		target.Pull = pullSCSI
+		target.Pull = testenv.PullSCSI
 	}
 	return target
-}
-
-// pullSCSI removes a SCSI disk, and returns a function that attaches it again.
-func pullSCSI(tb testing.TB, disk string) (back func()) {
-	tb.Helper()
-	write := func(path, text string) {
-		if err := os.WriteFile(path, []byte(text), 0); err != nil {
-			tb.Error(err)
-		}
-	}
-	device, err := filepath.EvalSymlinks("/sys/block/" + disk + "/device")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	host := strings.Split(filepath.Base(device), ":")[0]
-	write(device+"/delete", "1")
-	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
 }
 
 // growingNVMe creates a disk from a file that this machine exports to itself by NVMe over TCP (kernel
