@@ -22,7 +22,7 @@ func newCheckCommand() *cobra.Command {
 		GroupID: adminGroup,
 		Short:   "Check the filesystems of volumes while they are in use",
 		Long: `Requests the driver of this node to check the filesystems of volumes with e2fsck,
-xfs_repair or btrfs; the latter also verifies the checksums of the data. The driver
+xfs_repair or btrfs, which also verifies the checksums of its data. The driver
 checks a temporary snapshot of each volume, so the volume can be used meanwhile and is
 not changed. The snapshot needs room in the pool. The check program has the idle I/O
 priority and is stopped half of the time.
