@@ -119,8 +119,8 @@ type failure struct {
 // search runs the task for the volumes of a pool that are due.
 func (s *scheduler) search(name string, when pool.Schedule, failed failures) error {
 	p, err := s.pools.Named(name)
-	if err != nil || p.Check() != nil { // metrics and health report a pool that is not open
-		return nil
+	if err != nil || p.Check() != nil {
+		return nil //nolint:nilerr // metrics and health report a pool that is not open
 	}
 	all, err := s.task.candidates(s.ctx, p)
 	if err != nil {

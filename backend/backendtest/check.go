@@ -55,7 +55,7 @@ func testCheck(t *testing.T, d *Driver, kind Kind) {
 	if r := d.Check(t, l.id); r.Result != driver.CheckClean {
 		t.Errorf("got result %+v of a volume that is not staged, want clean", r)
 	}
-	want := ""
+	var want string
 	switch kind.FSType {
 	case "ext4":
 		want = "ref count is 9"
