@@ -11,6 +11,8 @@ import (
 
 // FilesystemChecker is implemented by backends that can check the filesystem of a volume while it is in use.
 type FilesystemChecker interface {
+	// Checkable returns an error (ErrPrecondition) if a volume like this one cannot be checked.
+	Checkable(v volume.Volume) error
 	// CheckFilesystem checks a copy of the volume that exists only for the check. found describes the errors of the
 	// filesystem, and is empty if it has none. ErrPrecondition if the volume cannot be checked, ErrExhausted if its pool has
 	// no room for the copy.

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// errCheckEnds is the cause of a check that ends because the driver stops.
-var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops: check the volume again")
+// errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
+var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
 
 // Values of CheckResult.Result.
 const (
@@ -26,17 +26,15 @@ const (
 	CheckFailed  = "failed"
 )
 
-// checks are the checks of the filesystems of volumes in use. Nothing waits for a check, because it uses only a copy of its volume.
+// checks are the checks of the filesystems of volumes: as scheduled in the configuration of their pools, and on demand. Nothing
+// waits for a check, because it uses only a copy of its volume.
 type checks struct {
-	pools    *pool.Set
+	*scheduler
+
 	backends *backend.Registry
-	// ctx ends when the driver stops.
-	ctx  context.Context
-	stop context.CancelCauseFunc
 	// turn has one element while a volume is checked, so that only one check program needs memory at a time.
 	turn chan struct{}
-
-	mu     sync.Mutex
+	// counts is protected by scheduler.mu.
 	counts map[countedCheck]float64
 }
 
@@ -45,8 +43,11 @@ type countedCheck struct{ pool, result string }
 
 // newChecks returns the checks of a driver. They end with Close.
 func newChecks(ctx context.Context, pools *pool.Set, backends *backend.Registry, configs []pool.Config) *checks {
-	c := &checks{pools: pools, backends: backends, turn: make(chan struct{}, 1), counts: map[countedCheck]float64{}}
-	c.ctx, c.stop = context.WithCancelCause(ctx)
+	c := &checks{backends: backends, turn: make(chan struct{}, 1), counts: map[countedCheck]float64{}}
+	c.scheduler = newScheduler(ctx, pools, task{
+		name: "check", ends: errCheckEnds, oldest: checkOldest, candidates: c.candidates,
+		scheduleOf: func(config pool.Config) pool.Schedule { s, _, _ := config.Checking(); return s },
+	})
 	for _, config := range configs {
 		if config.Shared() {
 			continue
@@ -58,8 +59,32 @@ func newChecks(ctx context.Context, pools *pool.Set, backends *backend.Registry,
 	return c
 }
 
-// Close ends all checks. The calls that wait for them return soon afterwards.
-func (c *checks) Close() { c.stop(errCheckEnds) }
+// candidates returns the volumes of a pool that can be checked, for the scheduler.
+func (c *checks) candidates(_ context.Context, p *pool.Pool) (all []candidate, err error) {
+	for _, b := range backend.As[backend.FilesystemChecker](c.backends) {
+		volumes, _, err := p.List(b.(backend.Backend).Name(), "", math.MaxInt)
+		if err != nil {
+			return nil, err
+		}
+		for _, v := range volumes {
+			if v.Version == 0 || b.Checkable(v) != nil { // a volume with a damaged record has a condition
+				continue
+			}
+			last, ok, err := p.Checked(v)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				last.At = v.Created
+			}
+			all = append(all, candidate{v.ID, last.At, func(ctx context.Context) error {
+				_, err := c.byID(ctx, v.ID.String()) // the volume can have changed meanwhile
+				return err
+			}})
+		}
+	}
+	return all, nil
+}
 
 // CheckRequest names the volumes to check.
 type CheckRequest struct {
@@ -96,14 +121,15 @@ func (c *checks) demand(ctx context.Context, r CheckRequest) ([]CheckResult, err
 	}
 	results := []CheckResult{}
 	for _, id := range r.Volumes {
-		results = append(results, c.byID(ctx, id))
+		r, _ := c.byID(ctx, id) // r contains the error
+		results = append(results, r)
 	}
 	return results, nil
 }
 
 // byID checks the volume with an ID.
-func (c *checks) byID(ctx context.Context, id string) CheckResult {
-	r := CheckResult{ID: id, Result: CheckFailed}
+func (c *checks) byID(ctx context.Context, id string) (r CheckResult, err error) {
+	r = CheckResult{ID: id, Result: CheckFailed}
 	found, v, err := c.backends.Volume(ctx, id)
 	if err == nil {
 		r.Name, r.Pool = cmp.Or(v.CoName, v.ID.Name), v.ID.Pool
@@ -112,7 +138,7 @@ func (c *checks) byID(ctx context.Context, id string) CheckResult {
 	if err != nil {
 		r.Problem = err.Error()
 	}
-	return r
+	return r, err
 }
 
 // check checks a volume when it is its turn, records and counts the result.
@@ -163,11 +189,11 @@ func resultOf(damaged bool) string {
 	return CheckClean
 }
 
-// count logs and counts a result, but not that a volume cannot be checked.
+// count logs and counts a result, but not that a volume cannot be checked, or was deleted.
 func (c *checks) count(ctx context.Context, r CheckResult, err error) {
 	log := klog.FromContext(ctx)
 	switch {
-	case errors.Is(err, volume.ErrPrecondition):
+	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrNotFound):
 		return
 	case err != nil:
 		log.Error(err, "Checking a volume failed", "volume", r.ID)
@@ -181,13 +207,20 @@ func (c *checks) count(ctx context.Context, r CheckResult, err error) {
 	c.counts[countedCheck{r.Pool, r.Result}]++
 }
 
-var checksTotal = prometheus.NewDesc("trivet_checks_total", "Checks of the filesystems of volumes by this process, by result: clean, damaged, failed; alert when damaged grows.", []string{"pool", "result"}, nil)
+var (
+	checksTotal = prometheus.NewDesc("trivet_checks_total", "Checks of the filesystems of volumes by this process, by result: clean, damaged, failed; alert when damaged grows.", []string{"pool", "result"}, nil)
+	checkOldest = prometheus.NewDesc("trivet_check_oldest_timestamp_seconds", "Pool with check: Unix time of the last check of the volume that was not checked for the longest time, or of its creation.", []string{"pool"}, nil)
+)
 
 // Describe implements prometheus.Collector.
-func (c *checks) Describe(ch chan<- *prometheus.Desc) { ch <- checksTotal }
+func (c *checks) Describe(ch chan<- *prometheus.Desc) {
+	ch <- checksTotal
+	ch <- checkOldest
+}
 
 // Collect implements prometheus.Collector.
 func (c *checks) Collect(ch chan<- prometheus.Metric) {
+	c.scheduler.Collect(ch)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for of, n := range c.counts {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -14,7 +15,64 @@ import (
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
 )
+
+// TestScheduledCheck: a driver checks the volumes that are due, and the next driver does not check them again.
+func TestScheduledCheck(t *testing.T) {
+	o := options(t, loop.Kind)
+	o.HTTPAddress = backendtest.FreeAddress(t)
+	o.Config.Pools[0].Directory.Path = filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")
+	o.Config.Pools[0].Check = pool.Weekly
+	d := backendtest.StartWith(t, o)
+	kind := backendtest.Kind{FSType: "ext4"}
+	var records []string
+	for _, name := range []string{"recent", "due", "oldest"} {
+		v := createNamed(t, d, name, kind, 64)
+		id, staging := v.GetVolumeId(), t.TempDir()
+		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: id, StagingTargetPath: staging, VolumeContext: v.GetVolumeContext(),
+			VolumeCapability: kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+		})
+		must(t, err)
+		records = append(records, filepath.Join(d.Pool(), "volumes", id[strings.LastIndex(id, ":")+1:], "checked"))
+		_, err = d.Node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		must(t, err)
+	}
+	now := time.Now()
+	record := func(path string, days int) (at time.Time) {
+		at = now.AddDate(0, 0, -days).UTC()
+		must(t, os.WriteFile(path, []byte(fmt.Sprintf(`{"at":%q,"damaged":false}`+"\n", at.Format(time.RFC3339))), 0o600))
+		return at
+	}
+	recent := record(records[0], 6)
+	record(records[1], 8)
+	oldest := record(records[2], 9)
+	bin := t.TempDir()
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	must(t, os.WriteFile(filepath.Join(bin, "e2fsck"), []byte("#!/bin/sh\necho error 1; exit 12\n"), 0o755))
+	checked := func(damaged int, oldest time.Time) {
+		t.Helper()
+		await(t, "checks", func() bool {
+			_, text := get(t, o.HTTPAddress, "/metrics")
+			return strings.Contains(text, fmt.Sprintf(`trivet_checks_total{pool="default",result="damaged"} %d`+"\n", damaged)) &&
+				strings.Contains(text, fmt.Sprintf(`trivet_check_oldest_timestamp_seconds{pool="default"} %v`+"\n", float64(oldest.Unix())))
+		})
+	}
+	d.Stop(t)
+	d = backendtest.StartWith(t, o)
+	checked(2, oldest)
+	for i, want := range []bool{false, true, true} {
+		b, err := os.ReadFile(records[i])
+		must(t, err)
+		if got := strings.Contains(string(b), `"damaged":true`); got != want {
+			t.Errorf("volume %d has the record %s, want that it was checked: %t", i, b, want)
+		}
+	}
+	d.Stop(t)
+	backendtest.StartWith(t, o)
+	checked(0, recent)
+}
 
 // TestCheck: the results of a check program are returned and counted. A volume can be unstaged and deleted while it is checked. The
 // driver ends the check when it stops, and leaves nothing.

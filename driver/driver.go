@@ -362,7 +362,8 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		health.Go(func() { d.observeHealth(ctx) })
 		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
-			d.trims.start(d.config.Pools) //nolint:contextcheck // the trims have a context that Close ends
+			d.trims.start(d.config.Pools)  //nolint:contextcheck // the trims have a context that Close ends
+			d.checks.start(d.config.Pools) //nolint:contextcheck // as above
 			health.Go(func() { d.restoreIOLimits(ctx) })
 			d.cleanUpInline(ctx)
 			d.node.Wait()
@@ -370,6 +371,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 		<-ctx.Done()
 		if d.trims != nil {
 			d.trims.Close()
+			d.checks.Close()
 		}
 		health.Wait()
 		if d.examiner != nil {

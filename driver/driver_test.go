@@ -96,8 +96,13 @@ func stage(ctx context.Context, d *backendtest.Driver) error {
 // create creates a volume of a kind and a size in MiB.
 func create(t *testing.T, d *backendtest.Driver, kind backendtest.Kind, size int64) *csi.Volume {
 	t.Helper()
+	return createNamed(t, d, "v", kind, size)
+}
+
+func createNamed(t *testing.T, d *backendtest.Driver, name string, kind backendtest.Kind, size int64) *csi.Volume {
+	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: size * mib},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size * mib},
 		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
 	})
 	must(t, err)

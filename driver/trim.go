@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,14 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-const (
-	// trimInterval is how often the volumes of a pool are searched for those whose trim is due.
-	trimInterval = 5 * time.Minute
-	// trimRetry is the time after a failed trim before the volume is trimmed again.
-	trimRetry = time.Hour
-	// trimBusy is the pause before a step of a trim is repeated because another call was changing the volume.
-	trimBusy = time.Second
-)
+// trimBusy is the pause before a step of a trim is repeated because another call was changing the volume.
+const trimBusy = time.Second
 
 // errTrimEnds is the cause of a trim that ends because its volume is unstaged, the driver stops, or the window is over.
 var errTrimEnds = volume.Errorf(volume.ErrUnavailable, "the trim was ended, because the volume is being unstaged, the driver stops, or the window of the pool is over")
@@ -34,17 +25,12 @@ var errTrimEnds = volume.Errorf(volume.ErrUnavailable, "the trim was ended, beca
 // trimmed in steps. Between two steps it pauses as the rate of the pool requires, and at least as long as a step took, so
 // that other I/O of the pool waits at most half of the time.
 type trims struct {
-	pools    *pool.Set
-	backends *backend.Registry
-	interval time.Duration // trimInterval
-	// stop ends all trims.
-	ctx  context.Context
-	stop context.CancelCauseFunc
-	ends sync.WaitGroup
+	*scheduler
 
-	mu      sync.Mutex
+	backends *backend.Registry
+	// The following fields are protected by scheduler.mu.
 	volumes map[volume.ID]*trimState
-	byPool  map[string]*poolTrims
+	byPool  map[string]*poolTrims // the map does not change
 }
 
 // trimState is the state of a volume that is being trimmed, or must not be.
@@ -58,111 +44,53 @@ type trimState struct {
 type poolTrims struct {
 	// turn has one element while a volume of the pool is trimmed, so that the rate applies to all together.
 	turn chan struct{}
-	// The following fields are protected by trims.mu.
+	// The following fields are protected by scheduler.mu.
 	bytes, failures float64
-	oldest          time.Time
-	retryAt         map[volume.ID]time.Time // after failures
 }
 
 // newTrims returns the trims of a driver. They end with Close.
 func newTrims(ctx context.Context, pools *pool.Set, backends *backend.Registry, configs []pool.Config) *trims {
-	t := &trims{pools: pools, backends: backends, interval: trimInterval, volumes: map[volume.ID]*trimState{}, byPool: map[string]*poolTrims{}}
-	t.ctx, t.stop = context.WithCancelCause(ctx)
+	t := &trims{backends: backends, volumes: map[volume.ID]*trimState{}, byPool: map[string]*poolTrims{}}
+	t.scheduler = newScheduler(ctx, pools, task{
+		name: "trim", ends: errTrimEnds, oldest: trimOldest, candidates: t.candidates,
+		scheduleOf: func(c pool.Config) pool.Schedule { trimming, _, _ := c.Trimming(); return trimming.Schedule },
+	})
 	for _, c := range configs {
 		if !c.Shared() {
-			t.byPool[c.Name] = &poolTrims{turn: make(chan struct{}, 1), retryAt: map[volume.ID]time.Time{}}
+			t.byPool[c.Name] = &poolTrims{turn: make(chan struct{}, 1)}
 		}
 	}
 	return t
 }
 
-// start begins the scheduled trims.
-func (t *trims) start(configs []pool.Config) {
-	t.mu.Lock() // Close may be called at the same time
-	defer t.mu.Unlock()
-	if t.ctx.Err() != nil {
-		return
-	}
-	for _, c := range configs {
-		if trimming, _, err := c.Trimming(); err == nil && trimming.Scheduled() {
-			t.ends.Go(func() { t.schedule(c.Name, trimming) })
-		}
-	}
+// trimmable is a volume that can be trimmed.
+type trimmable struct {
+	p *pool.Pool
+	b backend.Trimmer
+	v volume.Volume
 }
 
-// Close ends all trims after their current steps.
-func (t *trims) Close() {
-	t.mu.Lock()
-	t.stop(errTrimEnds)
-	t.mu.Unlock()
-	t.ends.Wait()
-}
-
-// schedule trims the volumes of a pool when they are due.
-func (t *trims) schedule(name string, trimming pool.Trimming) {
-	tick := time.NewTicker(t.interval)
-	defer tick.Stop()
-	lastLogged := ""
-	for {
-		err := t.trimDue(name, trimming)
-		if err != nil && err.Error() != lastLogged {
-			klog.FromContext(t.ctx).Error(err, "Searching volumes to trim failed; retrying", "pool", name, "interval", t.interval)
-		}
-		lastLogged = fmt.Sprint(err)
-		select {
-		case <-t.ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// trimDue trims the volumes of a pool that are due, the one first that was not trimmed for the longest time. It stops at
-// the end of the window.
-func (t *trims) trimDue(name string, trimming pool.Trimming) error {
-	p, err := t.pools.Named(name)
-	if err != nil || p.Check() != nil { // metrics and health report a pool that is not open
-		return nil
-	}
-	all, err := t.candidates(t.ctx, p)
+// candidates returns the mounted volumes of a pool that have space to return, for the scheduler.
+func (t *trims) candidates(ctx context.Context, p *pool.Pool) (all []candidate, err error) {
+	volumes, err := t.mounted(ctx, p)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	slices.SortFunc(all, func(a, b trimCandidate) int { return a.last.Compare(b.last) })
-	t.mu.Lock()
-	state := t.byPool[name]
-	state.oldest = time.Time{}
-	if len(all) > 0 {
-		state.oldest = all[0].last
-	}
-	t.mu.Unlock()
-	left := trimming.Left(time.Now())
-	if left == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeoutCause(t.ctx, left, errTrimEnds)
-	defer cancel()
-	for _, c := range all {
-		t.mu.Lock()
-		wait := time.Until(state.retryAt[c.v.ID])
-		t.mu.Unlock()
-		if ctx.Err() == nil && wait <= 0 && trimming.Due(c.last, time.Now()) {
-			_, _ = t.trim(ctx, c) // logged and counted
+	for _, c := range volumes {
+		last, err := p.Trimmed(c.v)
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, candidate{c.v.ID, last, func(ctx context.Context) error {
+			_, err := t.trim(ctx, c)
+			return err
+		}})
 	}
-	return nil
+	return all, nil
 }
 
-// trimCandidate is a volume that can be trimmed.
-type trimCandidate struct {
-	p    *pool.Pool
-	b    backend.Trimmer
-	v    volume.Volume
-	last time.Time // the beginning of the last complete trim
-}
-
-// candidates returns the mounted volumes of a pool that have space to return.
-func (t *trims) candidates(ctx context.Context, p *pool.Pool) (all []trimCandidate, err error) {
+// mounted returns the mounted volumes of a pool that have space to return.
+func (t *trims) mounted(ctx context.Context, p *pool.Pool) (all []trimmable, err error) {
 	for _, b := range backend.As[backend.Trimmer](t.backends) {
 		volumes, _, err := p.List(b.(backend.Backend).Name(), "", math.MaxInt)
 		if err != nil {
@@ -172,23 +100,12 @@ func (t *trims) candidates(ctx context.Context, p *pool.Pool) (all []trimCandida
 			if v.Version == 0 || b.CheckTrim(v) != nil { // a volume with a damaged record has a condition
 				continue
 			}
-			c, err := candidate(p, b, v)
-			if err != nil {
-				return nil, err
-			}
 			if staged, err := isAttached(ctx, b.(backend.Backend), v); err == nil && staged {
-				all = append(all, c)
+				all = append(all, trimmable{p, b, v})
 			}
 		}
 	}
 	return all, nil
-}
-
-// candidate returns a volume with the time of its last trim.
-func candidate(p *pool.Pool, b backend.Trimmer, v volume.Volume) (c trimCandidate, err error) {
-	c = trimCandidate{p: p, b: b, v: v}
-	c.last, err = p.Trimmed(v)
-	return c, err
 }
 
 // isAttached reports whether a volume is attached to this node.
@@ -201,7 +118,7 @@ func isAttached(ctx context.Context, b backend.Backend, v volume.Volume) (bool, 
 }
 
 // trim trims one volume completely. It returns the bytes that the kernel has discarded.
-func (t *trims) trim(ctx context.Context, c trimCandidate) (total uint64, err error) {
+func (t *trims) trim(ctx context.Context, c trimmable) (total uint64, err error) {
 	ctx, end, err := t.begin(ctx, c.v.ID)
 	if err != nil {
 		return 0, err
@@ -228,10 +145,8 @@ func (t *trims) trim(ctx context.Context, c trimCandidate) (total uint64, err er
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(state.retryAt, c.v.ID)
 	if err != nil && !ordinaryEnd(err) {
 		state.failures++
-		state.retryAt[c.v.ID] = time.Now().Add(trimRetry)
 	}
 	return total, err
 }
@@ -242,7 +157,7 @@ func ordinaryEnd(err error) bool {
 }
 
 // trimSteps trims a volume step by step.
-func (t *trims) trimSteps(ctx context.Context, c trimCandidate, state *poolTrims) (total uint64, err error) {
+func (t *trims) trimSteps(ctx context.Context, c trimmable, state *poolTrims) (total uint64, err error) {
 	trimming, _, err := c.p.Config().Trimming()
 	if err != nil {
 		return 0, err
@@ -354,14 +269,12 @@ func (t *trims) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (t *trims) Collect(ch chan<- prometheus.Metric) {
+	t.scheduler.Collect(ch)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for name, p := range t.byPool {
 		ch <- prometheus.MustNewConstMetric(trimBytes, prometheus.CounterValue, p.bytes, name)
 		ch <- prometheus.MustNewConstMetric(trimFailures, prometheus.CounterValue, p.failures, name)
-		if !p.oldest.IsZero() {
-			gauge(ch, trimOldest, float64(p.oldest.Unix()), name)
-		}
 	}
 }
 
@@ -414,9 +327,9 @@ func (t *trims) trimPools(ctx context.Context, name string) ([]TrimResult, error
 		if err == nil {
 			err = s.Pool.Check()
 		}
-		var all []trimCandidate
+		var all []trimmable
 		if err == nil {
-			all, err = t.candidates(ctx, s.Pool)
+			all, err = t.mounted(ctx, s.Pool)
 		}
 		if err != nil {
 			return nil, err
@@ -453,11 +366,7 @@ func (t *trims) trimFound(ctx context.Context, b backend.Trimmer, v volume.Volum
 	if err != nil {
 		return 0, err
 	}
-	c, err := candidate(p, b, v)
-	if err != nil {
-		return 0, err
-	}
-	return t.trim(ctx, c)
+	return t.trim(ctx, trimmable{p, b, v})
 }
 
 func trimResult(v volume.Volume, bytes uint64, err error) TrimResult {

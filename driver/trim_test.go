@@ -20,7 +20,7 @@ import (
 func TestScheduledTrim(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
-	o.Config.Pools[0].Trim = pool.TrimDaily
+	o.Config.Pools[0].Trim = pool.Daily
 	d := backendtest.StartWith(t, o)
 	kind := backendtest.Kind{FSType: "ext4"}
 	v := create(t, d, kind, 64)

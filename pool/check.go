@@ -10,6 +10,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// Checks reports whether a key about checks is set.
+func (c Config) Checks() bool { return c.Check != "" || c.CheckWindow != "" }
+
+// Checking parses the keys about checks. The error is ErrInvalid, about the returned key.
+func (c Config) Checking() (s Schedule, key string, err error) {
+	return parseSchedule("check", c.Check, c.CheckWindow)
+}
+
 // checkedFile in a volume's folder contains the result of the last complete check of the volume's filesystem.
 const checkedFile = "checked"
 

@@ -1,11 +1,30 @@
 package pool
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/trivet-csi/trivet/volume"
 )
+
+// TestChecksRefused: an error names the key.
+func TestChecksRefused(t *testing.T) {
+	nfs := &NFS{Server: "server.example", Export: "/export"}
+	for _, tc := range []struct {
+		key string
+		c   Config
+	}{
+		{"check", Config{Name: "p", Directory: Directory{Path: "/p"}, Check: "hourly"}},
+		{"checkWindow", Config{Name: "p", Directory: Directory{Path: "/p"}, Check: Daily, CheckWindow: "1-5"}},
+		{"check", Config{Name: "nas", NFS: nfs, Check: Weekly}},
+		{"check", Config{Name: "nas", NFS: nfs, CheckWindow: "01:00-05:00"}},
+	} {
+		if key, err := tc.c.Validate(); key != tc.key || err == nil || !strings.HasPrefix(err.Error(), tc.key+" ") {
+			t.Errorf("%+v: got key %q and error %v, want %s", tc.c, key, err, tc.key)
+		}
+	}
+}
 
 // TestChecked: the result of the last check is durable, and there is none at first.
 func TestChecked(t *testing.T) {

@@ -43,14 +43,17 @@ type Config struct {
 	// snapshot (time.ParseDuration). 0s means that no filesystem is frozen, and empty means
 	// DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
-	// Trim is how often the space of deleted files returns to the pool: TrimNever (the default), TrimDaily,
-	// TrimWeekly or TrimMonthly.
+	// Trim is how often the space of deleted files returns to the pool: Never (the default), Daily, Weekly or Monthly.
 	Trim string `yaml:"trim"`
 	// TrimWindow is the time of the day, in UTC, in which volumes are trimmed, such as 01:00-05:00. Empty means the
 	// whole day.
 	TrimWindow string `yaml:"trimWindow"`
 	// TrimBytesPerSecond is the average rate at which volumes are trimmed. Empty means DefaultTrimRate.
 	TrimBytesPerSecond string `yaml:"trimBytesPerSecond"`
+	// Check is how often the filesystems of volumes are checked: Never (the default), Daily, Weekly or Monthly.
+	Check string `yaml:"check"`
+	// CheckWindow is the time of the day, in UTC, in which they are checked. Empty means the whole day.
+	CheckWindow string `yaml:"checkWindow"`
 	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to use one.
 	Ephemeral bool `yaml:"ephemeral"`
 
@@ -186,6 +189,8 @@ func (c Config) validateMedium() (key string, err error) {
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for pools of a node: remove it, inline volumes are on the node of their pod")
 	case c.NFS != nil && c.Trims():
 		return "trim", volume.Errorf(volume.ErrInvalid, "trim is for pools of a node: remove it, and use mountOptions: [discard] in the StorageClass; the driver does not trim volumes whose server may stop to answer")
+	case c.NFS != nil && c.Checks():
+		return "check", volume.Errorf(volume.ErrInvalid, "check is for pools of a node: remove it, and check the filesystem of the export on its server")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	}
@@ -214,7 +219,9 @@ func (c Config) validateLimits() (key string, err error) {
 	if _, err := parseReserve(c.Reserve); err != nil {
 		return "reserve", err
 	}
-	_, key, err = c.Trimming()
+	if _, key, err = c.Trimming(); err == nil {
+		_, key, err = c.Checking()
+	}
 	return key, err
 }
 

@@ -8,80 +8,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-func trimming(t *testing.T, c Config) Trimming {
-	t.Helper()
-	got, key, err := c.Trimming()
-	if err != nil || key != "" {
-		t.Fatalf("got key %q and error %v, want none", key, err)
-	}
-	return got
-}
-
-// at returns a time of the first of March in UTC.
-func at(t *testing.T, clock string) time.Time {
-	t.Helper()
-	got, err := time.Parse(time.RFC3339, "2026-03-01T"+clock+"Z")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
-}
-
-// TestTrimWindow: a window ends at its second time, also on the next day.
-func TestTrimWindow(t *testing.T) {
-	for _, tc := range []struct {
-		window, now string
-		want        time.Duration
-	}{
-		{"", "12:00:00", day},
-		{"01:00-05:00", "00:59:59", 0},
-		{"01:00-05:00", "01:00:00", 4 * time.Hour},
-		{"01:00-05:00", "04:59:00", time.Minute},
-		{"01:00-05:00", "05:00:00", 0},
-		{"22:30-04:00", "23:00:00", 5 * time.Hour},
-		{"22:30-04:00", "03:00:00", time.Hour},
-		{"22:30-04:00", "12:00:00", 0},
-		{"22:30-00:00", "23:30:00", 30 * time.Minute},
-	} {
-		for _, zone := range []*time.Location{time.UTC, time.FixedZone("", 5*60*60+30*60)} {
-			if got := trimming(t, Config{TrimWindow: tc.window}).Left(at(t, tc.now).In(zone)); got != tc.want {
-				t.Errorf("window %q at %s: got %v left, want %v", tc.window, tc.now, got, tc.want)
-			}
-		}
-	}
-}
-
-// TestTrimDue: a volume is trimmed again after the interval, and with a window up to two hours earlier.
-func TestTrimDue(t *testing.T) {
-	now := at(t, "03:00:00")
-	for _, tc := range []struct {
-		trim, window string
-		since        time.Duration
-		want         bool
-	}{
-		{"", "", 1000 * day, false},
-		{TrimNever, "", 1000 * day, false},
-		{TrimDaily, "", day, true},
-		{TrimDaily, "", day - time.Second, false},
-		{TrimDaily, "01:00-05:00", day - windowSlack, true},
-		{TrimDaily, "01:00-05:00", day - windowSlack - time.Second, false},
-		{TrimWeekly, "", 7 * day, true},
-		{TrimWeekly, "", 6 * day, false},
-		{TrimMonthly, "", 30 * day, true},
-		{TrimMonthly, "", 29 * day, false},
-		{TrimMonthly, "", -time.Minute, true}, // the clock was wrong
-	} {
-		if got := trimming(t, Config{Trim: tc.trim, TrimWindow: tc.window}).Due(now.Add(-tc.since), now); got != tc.want {
-			t.Errorf("trim %q, window %q, %v after the last one: got due %t, want %t", tc.trim, tc.window, tc.since, got, tc.want)
-		}
-	}
-}
-
 // TestTrimRate: the rate is configurable.
 func TestTrimRate(t *testing.T) {
 	for text, want := range map[string]int64{"": DefaultTrimRate, "10Mi": 10 << 20} {
-		if got := trimming(t, Config{TrimBytesPerSecond: text}).Rate; got != want {
-			t.Errorf("trimBytesPerSecond %q: got rate %d, want %d", text, got, want)
+		if got, _, err := (Config{TrimBytesPerSecond: text}).Trimming(); got.Rate != want || err != nil {
+			t.Errorf("trimBytesPerSecond %q: got rate %d and error %v, want %d", text, got.Rate, err, want)
 		}
 	}
 }
@@ -99,7 +30,7 @@ func TestTrimRefused(t *testing.T) {
 			}
 		}
 	}
-	c := Config{Name: "nas", NFS: &NFS{Server: "server.example", Export: "/export"}, Trim: TrimWeekly}
+	c := Config{Name: "nas", NFS: &NFS{Server: "server.example", Export: "/export"}, Trim: Weekly}
 	if key, err := c.Validate(); key != "trim" {
 		t.Errorf("an export with trim: got key %q and error %v, want trim", key, err)
 	}

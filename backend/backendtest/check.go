@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -47,17 +48,49 @@ func testCheck(t *testing.T, d *Driver, kind Kind) {
 	if second.Result != driver.CheckClean || !second.LastCheck.Equal(first.Began) || second.LastResult != driver.CheckClean {
 		t.Errorf("got result %+v of the second check, want clean, and that of the first at %v", second, first.Began)
 	}
+	content := pattern(90)
+	write(t, l.data(l.target), content)
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, l.unstage(t.Context()))
 	if r := d.Check(t, l.id); r.Result != driver.CheckClean {
 		t.Errorf("got result %+v of a volume that is not staged, want clean", r)
 	}
-	if kind.FSType != "ext4" {
+	var want string
+	switch kind.FSType {
+	case "ext4":
+		want = "ref count is 9"
+		l.withImage(t, func(path string) { testenv.Run(t, "debugfs", "-w", "-R", "set_inode_field <2> links_count 9", path) })
+	case "btrfs":
+		want = "expected csum"
+		l.withImage(t, func(path string) { damageBlock(t, path, content[:btrfsBlock]) })
+	default:
 		return
 	}
-	l.withImage(t, func(path string) { testenv.Run(t, "debugfs", "-w", "-R", "set_inode_field <2> links_count 9", path) })
-	if r := d.Check(t, l.id); r.Result != driver.CheckDamaged || !strings.Contains(r.Errors, "ref count is 9") {
-		t.Errorf("got result %+v of a damaged filesystem, want that the number of links is wrong", r)
+	if r := d.Check(t, l.id); r.Result != driver.CheckDamaged || !strings.Contains(r.Errors, want) {
+		t.Errorf("got result %+v of a damaged filesystem, want damage with %q", r, want)
+	}
+}
+
+// btrfsBlock is the size of a block of btrfs in bytes.
+const btrfsBlock = 4096
+
+// damageBlock changes the block of an image or a device that has some content.
+func damageBlock(t *testing.T, path string, content []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	block := make([]byte, len(content))
+	for at := int64(0); ; at += int64(len(block)) {
+		_, err := f.ReadAt(block, at)
+		must(t, err)
+		if bytes.Equal(block, content) {
+			block[0]++
+			_, err := f.WriteAt(block, at)
+			must(t, err)
+			must(t, f.Sync())
+			return
+		}
 	}
 }
 

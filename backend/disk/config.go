@@ -39,6 +39,9 @@ func (d *Disks) Validate(c pool.Config) (invalid string, err error) {
 	if c.Trims() {
 		return "trim", volume.Errorf(volume.ErrInvalid, "trim is not supported by pools of disks: remove it; each volume is one whole disk, so there is no space to return")
 	}
+	if c.Checks() {
+		return "check", volume.Errorf(volume.ErrInvalid, "check is not supported by pools of disks: remove it; a whole disk has no snapshot that could be checked while the disk is in use")
+	}
 	if c.Ephemeral {
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is not supported by pools of disks: remove it, and give inline volumes a pool of a directory or of a volume group")
 	}

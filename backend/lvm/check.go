@@ -11,6 +11,18 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// Checkable implements backend.FilesystemChecker.
+func (b *Backend) Checkable(v volume.Volume) error {
+	if err := b.Devices.Checkable(v); err != nil {
+		return err
+	}
+	p, err := b.Set.ByID(v.ID)
+	if err == nil && storageOf(p).thin == "" {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is not in a thin pool, so it has no snapshots: check its logical volume with the tools of %s while the volume is not staged", v.ID, v.FSType)
+	}
+	return err
+}
+
 // CheckFilesystem implements backend.FilesystemChecker. It checks a snapshot of the thin volume.
 func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found string, err error) {
 	if err := b.Checkable(v); err != nil {
@@ -21,9 +33,6 @@ func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found s
 		return "", err
 	}
 	s := storageOf(p)
-	if s.thin == "" {
-		return "", volume.Errorf(volume.ErrPrecondition, "volume %s is not in a thin pool, so it has no snapshots: check its logical volume with the tools of %s while the volume is not staged", v.ID, v.FSType)
-	}
 	t, err := b.takeTemporary(ctx, p, v, backend.CheckPurpose, true)
 	if err != nil {
 		return "", b.Explain(p, err)

@@ -59,6 +59,8 @@ func (g *Group) Validate(c pool.Config) (invalid string, err error) {
 		return key, volume.Errorf(volume.ErrInvalid, "a pool of a volume group without a thin pool does not support size, reserve and overcommit: remove them; the free extents of the group are its capacity")
 	case g.ThinPool == "" && c.Trims():
 		return "trim", volume.Errorf(volume.ErrInvalid, "trim is not supported by a pool of a volume group without a thin pool: remove it; a logical volume keeps its extents")
+	case g.ThinPool == "" && c.Checks():
+		return "check", volume.Errorf(volume.ErrInvalid, "check is not supported by a pool of a volume group without a thin pool: remove it; a thick logical volume has no snapshot that could be checked while it is in use")
 	case !validName(g.VolumeGroup):
 		return key + ".volumeGroup", volume.Errorf(volume.ErrInvalid, "lvm.volumeGroup %q: expected the name of a volume group (vgs)", g.VolumeGroup)
 	case g.ThinPool != "" && !validName(g.ThinPool):

@@ -22,9 +22,10 @@ func newCheckCommand() *cobra.Command {
 		GroupID: adminGroup,
 		Short:   "Check the filesystems of volumes while they are in use",
 		Long: `Requests the driver of this node to check the filesystems of volumes with e2fsck,
-xfs_repair or btrfs. The driver checks a temporary snapshot of each volume, so the
-volume can be used meanwhile and is not changed. The snapshot needs room in the pool.
-The check program has the idle I/O priority and is stopped half of the time.
+xfs_repair or btrfs, which also verifies the checksums of its data. The driver
+checks a temporary snapshot of each volume, so the volume can be used meanwhile and is
+not changed. The snapshot needs room in the pool. The check program has the idle I/O
+priority and is stopped half of the time.
 
 The arguments are IDs of volumes ('trivet volumes'). The command returns when all
 volumes are checked. Images can be checked if their pool is on xfs or btrfs, and

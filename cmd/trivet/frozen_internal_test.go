@@ -65,6 +65,9 @@ func TestFrozenConfig(t *testing.T) {
 		"trim": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{
 			Name: "thin", Directory: pool.Directory{Path: "/var/lib/pools/thin"}, Trim: "weekly", TrimWindow: "01:00-05:00", TrimBytesPerSecond: "100Mi",
 		}}},
+		"check": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{
+			Name: "images", Directory: pool.Directory{Path: "/var/lib/pools/images"}, Check: "monthly", CheckWindow: "22:00-06:00",
+		}}},
 		"transfer": {
 			MaxVolumesPerNode: 4096, TransferLimit: driver.TransferLimit{BytesPerSecond: "200Mi", Streams: 8},
 			Pools: []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/var/lib/pools/default"}}},

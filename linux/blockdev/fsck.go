@@ -25,9 +25,11 @@ var checkPrograms = map[string]struct {
 	// found reports whether an exit status means that the filesystem has errors.
 	found func(code int) bool
 }{
-	"ext4":  {"e2fsck", []string{"-f", "-n"}, func(code int) bool { return code&4 != 0 }}, // e2fsck(8)
-	"xfs":   {"xfs_repair", []string{"-n"}, func(code int) bool { return code == 1 }},     // xfs_repair(8)
-	"btrfs": {"btrfs", []string{"check", "--readonly"}, func(code int) bool { return code == 1 }},
+	"ext4": {"e2fsck", []string{"-f", "-n"}, func(code int) bool { return code&4 != 0 }}, // e2fsck(8)
+	"xfs":  {"xfs_repair", []string{"-n"}, func(code int) bool { return code == 1 }},     // xfs_repair(8)
+	// A scrub by the kernel (BTRFS_IOC_SCRUB) would not end when the process is killed, and Linux 6.1 reports all metadata
+	// as invalid if a filesystem has a metadata_uuid, as the copy has (Reidentify).
+	"btrfs": {"btrfs", []string{"check", "--readonly", "--check-data-csum"}, func(code int) bool { return code == 1 }},
 }
 
 // replayOptions are the mount options with which the kernel replays the journal of a filesystem, and does no other work.

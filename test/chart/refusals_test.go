@@ -150,6 +150,8 @@ func TestRefusals(t *testing.T) {
 		{"invalid trim", pools("trim: hourly"), []string{"/pools/p/trim"}},
 		{"invalid trimWindow", pools("trimWindow: 1-5"), []string{"/pools/p/trimWindow"}},
 		{"trim of disks", "pools: {p: {disks: {match: [/dev/sd*]}, trim: daily}}", []string{"pools.p.trim", "one whole disk"}},
+		{"invalid check", pools("check: hourly"), []string{"/pools/p/check"}},
+		{"check of disks", "pools: {p: {disks: {match: [/dev/sd*]}, check: daily}}", []string{"pools.p.check", "one whole disk"}},
 		{"metrics port that is the health port", "ports: {metrics: 9808}", []string{"ports.metrics", "ports.health"}},
 		{"forwarding port that is the metrics port", "ports: {forwarding: 9810}", []string{"ports.metrics", "ports.forwarding"}},
 		{"registrar port that is the metrics port", "ports: {registrar: 9810}", []string{"ports.metrics", "ports.registrar"}},

@@ -3,13 +3,16 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	drivers "github.com/trivet-csi/trivet/driver"
 )
 
 // TestCheckAndTrim trims and checks the volume of a running pod with `kubectl trivet`, in a cluster and with the shape oneNode,
-// whose pods have other labels.
+// whose pods have other labels. The driver of the latter also checks it when it is due.
 func TestCheckAndTrim(t *testing.T) {
 	ns := newNamespace(t, "check")
 	plugin := installPlugin(t, "trivet")
@@ -31,9 +34,19 @@ func TestCheckAndTrim(t *testing.T) {
 		}
 	}
 	trimAndCheck()
-	helmUpgrade(t, "--set", "shape=oneNode", "--set", `node.nodeSelector.kubernetes\.io/hostname=`+n.name)
+	records, err := filepath.Glob(n.throughMounts(filepath.Join(limitedPool, "volumes/*/checked")))
+	if err != nil || len(records) != 1 {
+		t.Fatalf("got records %v of checks and error %v, want one", records, err)
+	}
+	const old = `{"at":"2026-01-01T00:00:00Z","damaged":false}`
+	must(t, os.WriteFile(records[0], []byte(old), 0o600))
+	helmUpgrade(t, "--set", "pools.limited.check=weekly", "--set", "shape=oneNode", "--set", `node.nodeSelector.kubernetes\.io/hostname=`+n.name)
 	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
 	waitRegistered(t, n)
+	eventually(t, time.Minute, "the volume is checked as its pool says", func() (string, bool) {
+		record := read(t, records[0])
+		return record, record != old
+	})
 	trimAndCheck()
 	deletePod(t, ns, "data")
 }

@@ -139,7 +139,7 @@ directories with another use. */}}
 {{- $place = clean $pool.directory.path -}}
 {{- else if $pool.disks -}}
 {{- $at = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
-{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" "requireMount" "quota" -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" "check" "checkWindow" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
 {{- fail (printf "\n\n%s.%s is not for pools of disks, because each volume is one whole disk: remove it" $key .) -}}
 {{- end -}}
@@ -152,7 +152,7 @@ directories with another use. */}}
 {{- end -}}
 {{- end -}}
 {{- if not $pool.lvm.thinPool -}}
-{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" "check" "checkWindow" -}}
 {{- if hasKey $pool . -}}
 {{- fail (printf "\n\n%s.%s is not for pools of volume groups without a thin pool, whose capacity is their free extents: remove it" $key .) -}}
 {{- end -}}

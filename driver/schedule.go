@@ -1,0 +1,185 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// scheduleInterval is how often the volumes of a pool are searched for those that are due.
+	scheduleInterval = 5 * time.Minute
+	// scheduleRetry is the time after a failed run before the task runs again for the volume.
+	scheduleRetry = time.Hour
+)
+
+// task is what a scheduler repeats for the volumes of pools.
+type task struct {
+	// name is a verb, for logs.
+	name string
+	// ends is the cause of a run that ends because the driver stops, or because the window of the pool is over.
+	ends error
+	// scheduleOf returns when the volumes of a pool are due. It is called only with valid configurations.
+	scheduleOf func(pool.Config) pool.Schedule
+	// candidates returns the volumes of a pool for which the task can run now.
+	candidates func(context.Context, *pool.Pool) ([]candidate, error)
+	// oldest is the metric with the time of the last run for the volume whose last run was the longest time ago.
+	oldest *prometheus.Desc
+}
+
+// candidate is a volume for which a task can run.
+type candidate struct {
+	id   volume.ID
+	last time.Time // the beginning of the last complete run, or the creation of the volume
+	run  func(context.Context) error
+}
+
+// scheduler runs a task for the volumes of pools when they are due, in each pool for one volume at a time.
+type scheduler struct {
+	task     task
+	pools    *pool.Set
+	interval time.Duration // scheduleInterval
+	// ctx ends with Close.
+	ctx  context.Context
+	stop context.CancelCauseFunc
+	runs sync.WaitGroup
+
+	mu      sync.Mutex           // also for the state of the task
+	oldests map[string]time.Time // by the name of the pool
+}
+
+// newScheduler returns a scheduler, which ends with Close.
+func newScheduler(ctx context.Context, pools *pool.Set, t task) *scheduler {
+	s := &scheduler{task: t, pools: pools, interval: scheduleInterval, oldests: map[string]time.Time{}}
+	s.ctx, s.stop = context.WithCancelCause(ctx)
+	return s
+}
+
+// start begins the scheduled runs.
+func (s *scheduler) start(configs []pool.Config) {
+	s.mu.Lock() // Close may be called at the same time
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	for _, c := range configs {
+		if when := s.task.scheduleOf(c); when.Scheduled() {
+			s.runs.Go(func() { s.repeat(c.Name, when) })
+		}
+	}
+}
+
+// Close ends all runs, and waits for the scheduled ones.
+func (s *scheduler) Close() {
+	s.mu.Lock()
+	s.stop(s.task.ends)
+	s.mu.Unlock()
+	s.runs.Wait()
+}
+
+// repeat runs the task for the volumes of a pool when they are due.
+func (s *scheduler) repeat(name string, when pool.Schedule) {
+	tick := time.NewTicker(s.interval)
+	defer tick.Stop()
+	failed := failures{}
+	lastLogged := ""
+	for {
+		err := s.search(name, when, failed)
+		if err != nil && err.Error() != lastLogged {
+			klog.FromContext(s.ctx).Error(err, "Searching the volumes that are due failed; retrying", "task", s.task.name, "pool", name, "interval", s.interval)
+		}
+		lastLogged = fmt.Sprint(err)
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// failures are the last runs for volumes if they have failed, or if the window was over.
+type failures map[volume.ID]failure
+
+type failure struct {
+	at     time.Time
+	reason string
+}
+
+// search runs the task for the volumes of a pool that are due.
+func (s *scheduler) search(name string, when pool.Schedule, failed failures) error {
+	p, err := s.pools.Named(name)
+	if err != nil || p.Check() != nil {
+		return nil //nolint:nilerr // metrics and health report a pool that is not open
+	}
+	all, err := s.task.candidates(s.ctx, p)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.oldests[name] = time.Time{}
+	if len(all) > 0 {
+		s.oldests[name] = slices.MinFunc(all, func(a, b candidate) int { return a.last.Compare(b.last) }).last
+	}
+	s.mu.Unlock()
+	s.runDue(all, when, failed)
+	return nil
+}
+
+// runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
+// ago. It stops at the end of the window. A volume whose run has failed, or has not ended in the window, comes after the others.
+func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures) {
+	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
+		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
+	})
+	slices.SortFunc(all, func(a, b candidate) int {
+		return cmp.Or(failed[a.id].at.Compare(failed[b.id].at), a.last.Compare(b.last))
+	})
+	left := when.Left(time.Now())
+	if left == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(s.ctx, left, s.task.ends)
+	defer cancel()
+	log := klog.FromContext(ctx)
+	for _, c := range all {
+		before, retried := failed[c.id]
+		if ctx.Err() != nil || !when.Due(c.last, time.Now()) || retried && time.Since(before.at) < scheduleRetry {
+			continue
+		}
+		err := c.run(ctx)
+		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
+			delete(failed, c.id)
+			continue
+		}
+		failed[c.id] = failure{time.Now(), err.Error()}
+		switch {
+		case s.ctx.Err() != nil:
+		case ctx.Err() != nil:
+			log.Info("Stopped at the end of the window", "task", s.task.name, "volume", c.id)
+		case errors.Is(err, volume.ErrPrecondition) && err.Error() != before.reason: // the task logs the other errors
+			log.Info("Skipped a volume", "task", s.task.name, "volume", c.id, "reason", err.Error())
+		}
+	}
+}
+
+// Collect sends the metric of the task.
+func (s *scheduler) Collect(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, at := range s.oldests {
+		if !at.IsZero() {
+			gauge(ch, s.task.oldest, float64(at.Unix()), name)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// scheduleTest is a scheduler whose runs are recorded.
+type scheduleTest struct {
+	*scheduler
+
+	when    pool.Schedule
+	failed  failures
+	results map[string]error // by the name of the volume
+	ran     []string
+}
+
+func newScheduleTest(t *testing.T) *scheduleTest {
+	t.Helper()
+	when, _, err := pool.Config{Check: pool.Daily}.Checking()
+	must(t, err)
+	s := &scheduleTest{scheduler: newScheduler(t.Context(), nil, task{name: "check", ends: errCheckEnds}), when: when, failed: failures{}, results: map[string]error{}}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// run runs the task for volumes whose last runs were some hours ago, and returns the names of those for which it ran.
+func (s *scheduleTest) run(hours map[string]int) []string {
+	var all []candidate
+	for name, ago := range hours {
+		all = append(all, candidate{volume.ID{Name: name}, time.Now().Add(-time.Duration(ago) * time.Hour), func(context.Context) error {
+			s.ran = append(s.ran, name)
+			return s.results[name]
+		}})
+	}
+	s.ran = nil
+	s.runDue(all, s.when, s.failed)
+	return s.ran
+}
+
+// TestScheduleOrder: the task runs for the volumes that are due, the one first whose last run was the longest time ago.
+func TestScheduleOrder(t *testing.T) {
+	s := newScheduleTest(t)
+	if got, want := s.run(map[string]int{"a": 25, "b": 23, "c": 27, "d": 26}), []string{"c", "d", "a"}; !slices.Equal(got, want) {
+		t.Errorf("got runs for %v, want %v", got, want)
+	}
+}
+
+// TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes. A run that another
+// call has ended is repeated at once.
+func TestScheduleFailures(t *testing.T) {
+	s := newScheduleTest(t)
+	hours := map[string]int{"failed": 99, "skipped": 98, "held": 97, "other": 25}
+	s.results = map[string]error{"failed": os.ErrInvalid, "skipped": volume.ErrPrecondition, "held": errCheckEnds}
+	if got, want := s.run(hours), []string{"failed", "skipped", "held", "other"}; !slices.Equal(got, want) {
+		t.Errorf("first: got runs for %v, want %v", got, want)
+	}
+	if got, want := s.run(hours), []string{"held", "other"}; !slices.Equal(got, want) {
+		t.Errorf("after failures: got runs for %v, want %v", got, want)
+	}
+	for id, f := range s.failed {
+		s.failed[id] = failure{f.at.Add(-scheduleRetry), f.reason}
+	}
+	if got, want := s.run(hours), []string{"held", "other", "failed", "skipped"}; !slices.Equal(got, want) {
+		t.Errorf("an hour after failures: got runs for %v, want %v", got, want)
+	}
+	s.run(map[string]int{"other": 25})
+	if len(s.failed) != 0 {
+		t.Errorf("got failures %v of volumes that cannot be used any more, want none", s.failed)
+	}
+}
+
+// TestScheduleWindow: no run begins outside the window, and a run ends with it.
+func TestScheduleWindow(t *testing.T) {
+	s := newScheduleTest(t)
+	clock := func(d time.Duration) string { return time.Now().UTC().Add(d).Format("15:04") }
+	window := func(from, to time.Duration) (when pool.Schedule) {
+		when, _, err := pool.Config{Check: pool.Daily, CheckWindow: clock(from) + "-" + clock(to)}.Checking()
+		must(t, err)
+		return when
+	}
+	s.when = window(2*time.Hour, 3*time.Hour)
+	if got := s.run(map[string]int{"a": 25}); len(got) != 0 {
+		t.Errorf("outside the window: got runs for %v, want none", got)
+	}
+	s.when = window(-time.Hour, time.Hour)
+	s.runDue([]candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
+		deadline, ok := ctx.Deadline()
+		if left := time.Until(deadline); !ok || left < 58*time.Minute || left > time.Hour {
+			t.Errorf("got %v left, want until the end of the window", left)
+		}
+		s.ran = append(s.ran, "a")
+		return nil
+	}}}, s.when, s.failed)
+	if !slices.Equal(s.ran, []string{"a"}) {
+		t.Errorf("in the window: got runs for %v, want one", s.ran)
+	}
+}
+
+// TestScheduleClose: Close ends a run, and waits for it.
+func TestScheduleClose(t *testing.T) {
+	s := newScheduleTest(t)
+	var ended error
+	entered := make(chan struct{})
+	s.runs.Go(func() {
+		s.runDue([]candidate{{volume.ID{Name: "a"}, time.Time{}, func(ctx context.Context) error {
+			close(entered)
+			<-ctx.Done()
+			ended = context.Cause(ctx)
+			return ended
+		}}}, s.when, s.failed)
+	})
+	<-entered
+	s.Close()
+	if !errors.Is(ended, errCheckEnds) {
+		t.Errorf("got cause %v of the end, want %v", ended, errCheckEnds)
+	}
+}
