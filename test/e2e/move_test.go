@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
@@ -263,6 +265,7 @@ func TestMove(t *testing.T) {
 	})
 	t.Run("abort", m.testAbort)
 	t.Run("budget", m.testBudget)
+	t.Run("no room", m.testNoRoom)
 	t.Run("keep", m.testKeep)
 	t.Run("without pods", m.testWithoutPods)
 	t.Run("drain", m.testDrain)
@@ -396,6 +399,39 @@ spec:
   accessModes: [ReadWriteOnce]
   resources: {requests: {storage: 32Mi}}
 `
+
+// testNoRoom: a copy for which the other node has lost its room after the plan is created when there is room again.
+func (m *moving) testNoRoom(t *testing.T) {
+	other, _ := m.elsewhere(t)
+	m.killed(t, crashpoint.MoveBegun, "--to", other)
+	var report status.Report
+	must(t, json.Unmarshal([]byte(output(t, m.plugin(t.Context(), "status", "-o", "json"))), &report))
+	i := slices.IndexFunc(report.Pools, func(p status.Pool) bool { return p.Node == other && p.Name == "limited" })
+	if i < 0 {
+		t.Fatalf("got the pools %+v, want one of %s", report.Pools, other)
+	}
+	applyText(t, m.ns, strings.Replace(fmt.Sprintf(placed, "filler", other, "trivet-loop"), "32Mi", strconv.FormatInt(report.Pools[i].RoomBytes-32<<20, 10), 1))
+	volumeOf(t, m.ns, "filler")
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := m.plugin(ctx, "move", "-n", m.ns, movedClaim, "--to", other)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	retried := false
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		t.Log(lines.Text())
+		if !retried && strings.Contains(lines.Text(), "is tried again") {
+			retried = true
+			kubectl(t, "-n", m.ns, "delete", "pvc", "filler", "--timeout=2m")
+		}
+	}
+	if err := cmd.Wait(); err != nil || !retried {
+		t.Fatalf("got %v, tried again: %t, want the volume moved when there is room again", err, retried)
+	}
+	m.check(t, other)
+}
 
 // testDrain moves all volumes of a node. The directory cannot be moved.
 func (m *moving) testDrain(t *testing.T) {
