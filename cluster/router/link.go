@@ -43,8 +43,9 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then dial
-		// finds a machine that does not answer, and only the deadlines of calls find a driver that is suspended.
+		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then the
+		// probes of dial find a machine that does not answer, and only the deadlines of calls and of the requests for pools find
+		// a suspended driver.
 		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -63,8 +64,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 	return ls
 }
 
-// dial connects to a node. The kernel probes a connection on which nothing was received for longer than the time between two pings
-// of gRPC.
+// dial connects to a node. The kernel probes a connection on which nothing was received for longer than gRPC waits between two pings,
+// and closes it if a probe gets no answer.
 func dial(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 1}}
 	return d.DialContext(ctx, "tcp", address)
