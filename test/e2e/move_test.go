@@ -433,18 +433,19 @@ func (m *moving) testNoRoom(t *testing.T) {
 	m.check(t, other)
 }
 
-// testDrain moves all volumes of a node. The directory cannot be moved.
+// testDrain moves all volumes of a node. That of a pod without a controller cannot be moved.
 func (m *moving) testDrain(t *testing.T) {
 	other, node := m.elsewhere(t)
-	applyText(t, m.ns, fmt.Sprintf(placed, "image", node, "trivet-loop")+"---"+fmt.Sprintf(placed, "directory", node, "trivet-directories"))
-	for _, name := range []string{"image", "directory"} {
+	for name, class := range map[string]string{"image": "trivet-loop", "directory": "trivet-directories", "pinned": "trivet-loop"} {
+		applyText(t, m.ns, fmt.Sprintf(placed, name, node, class))
 		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != node {
 			t.Fatalf("got the volume of %s on %s, want %s", name, at, node)
 		}
 	}
+	applyText(t, m.ns, "apiVersion: v1\nkind: Pod"+strings.Replace(fmt.Sprintf(user, ""), movedClaim, "pinned", 1))
 	out, err := m.plugin(t.Context(), "drain", node).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "backend local cannot send") || !strings.Contains(string(out), "--skip-unmovable") {
-		t.Errorf("got %v and\n%s\nwant that the claim directory cannot be moved", err, out)
+	if err == nil || !strings.Contains(string(out), "has no controller") || !strings.Contains(string(out), "--skip-unmovable") {
+		t.Errorf("got %v and\n%s\nwant that the claim pinned cannot be moved", err, out)
 	}
 	if unschedulable := kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.unschedulable}"); unschedulable != "" {
 		t.Errorf("got unschedulable %s of %s after a refusal, want none", unschedulable, node)
@@ -453,7 +454,7 @@ func (m *moving) testDrain(t *testing.T) {
 	lost.Env = append(lost.Env, "TRIVET_CRASH_AT="+string(crashpoint.MoveLost))
 	wantKilled(t, lost)
 	t.Logf("%s", output(t, m.plugin(t.Context(), "drain", node, "--skip-unmovable")))
-	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": node} {
+	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": other, "pinned": node} {
 		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != want {
 			t.Errorf("got the volume of %s on %s, want %s", name, at, want)
 		}
@@ -462,7 +463,7 @@ func (m *moving) testDrain(t *testing.T) {
 		t.Errorf("got unschedulable %q of %s, want true", unschedulable, node)
 	}
 	kubectl(t, "uncordon", node)
-	kubectl(t, "-n", m.ns, "delete", "pvc", "image", "directory", "--timeout=2m")
+	kubectl(t, "-n", m.ns, "delete", "pod/user", "pvc/image", "pvc/directory", "pvc/pinned", "--timeout=2m")
 	m.check(t, other)
 }
 
