@@ -85,7 +85,7 @@ func TestProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	ls := newLinks(func(string) *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: "a"} })
 	defer ls.close()
 	l := &link{links: ls, node: "a", changed: func() {}}
@@ -97,7 +97,7 @@ func TestProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer served.Close()
+	defer func() { _ = served.Close() }()
 	if _, err := served.Read(make([]byte, 1)); err != nil { // the handshake has begun
 		t.Fatal(err)
 	}
