@@ -34,6 +34,8 @@ type copier struct {
 	to, snapshotClass string
 	// used is true if pods may use the volume, so that waiting does not help if the pool takes snapshots only of unused volumes.
 	used bool
+	// retried is true if a copy that the provisioner could not create on the node, for example for lack of room, is tried again.
+	retried bool
 	// labels and annotations mark the objects of a copy.
 	labels, annotations map[string]any
 	// owners are the objects without which Kubernetes deletes those of a copy.
@@ -175,7 +177,7 @@ func largest(size string, others ...string) string {
 
 // waitCopied waits until the claim of a copy is bound.
 func (c *copier) waitCopied(ctx context.Context, name string, check func() error) (claim kube.Claim, err error) {
-	shown, next := "", time.Now().Add(progressInterval)
+	shown, next, again := "", time.Now().Add(progressInterval), time.Time{}
 	err = until(ctx, c.progress, 0, "", func() (_ bool, err error) {
 		if claim, err = c.api.Claim(ctx, c.claim.Metadata.Namespace, name); err != nil {
 			return false, err
@@ -184,17 +186,39 @@ func (c *copier) waitCopied(ctx context.Context, name string, check func() error
 			err = check()
 			return err == nil, err
 		}
-		if time.Now().After(next) {
-			next = time.Now().Add(progressInterval)
-			message, err := c.status(ctx, claim.Metadata)
-			if err != nil {
-				return false, err
+		switch at := time.Now(); {
+		case c.retried && stray(claim):
+			if at.After(again) {
+				again = at.Add(progressInterval)
+				err = c.selectAgain(ctx, claim.Metadata, &shown)
 			}
+		case at.After(next):
+			next = at.Add(progressInterval)
+			var message string
+			message, err = c.status(ctx, claim.Metadata)
 			c.show(name, &shown, message)
+		}
+		if err != nil {
+			return false, err
 		}
 		return false, check()
 	})
 	return claim, err
+}
+
+// selectAgain selects the node of a copy again, which the provisioner has removed from the claim because it could not create the
+// volume there.
+func (c *copier) selectAgain(ctx context.Context, claim kube.Meta, shown *string) error {
+	warning, err := c.api.LastWarning(ctx, claim)
+	if err != nil {
+		return err
+	}
+	c.show(claim.Name, shown, fmt.Sprintf("%s: node %s is tried again every %v: see 'kubectl trivet status' for the room there, or end this command and undo the move with --abort", cmp.Or(warning, "the volume could not be created"), c.to, progressInterval))
+	_, err = c.api.AnnotateClaim(ctx, claim, map[string]any{selectedNode: c.to})
+	if apierrors.IsConflict(err) {
+		return nil // the claim has changed, and is read again
+	}
+	return err
 }
 
 // elsewhere returns the error of a copy that was created on another node.

@@ -126,25 +126,68 @@ func (m *Mover) checkUnused(ctx context.Context) error {
 		}
 		return err
 	}
+	at, err := m.checkPodsSince(ctx, m.unused)
+	if err == nil && at.IsZero() {
+		at, err = m.checkSent(ctx)
+	}
+	if err == nil {
+		m.unused = at
+	}
+	return err
+}
+
+// checkPodsSince returns errUsed if a pod uses the volume, or has completed since the pods were stopped, and otherwise the time of
+// this check. The time is zero if the last check is so old that another pod may have used the volume since.
+func (m *Mover) checkPodsSince(ctx context.Context, last time.Time) (at time.Time, err error) {
 	begin := now()
 	pods, err := m.pods(ctx)
-	if err != nil {
-		return err
+	switch {
+	case err != nil:
+		return at, err
+	case scheduled(pods, m.state.Ended):
+		return at, errUsed
+	case now().Sub(last) > maxUnchecked:
+		return at, nil
 	}
-	if scheduled(pods, m.state.Ended) {
-		return errUsed
-	}
-	if now().Sub(m.unused) > maxUnchecked {
-		sent, err := m.beingSent(ctx)
-		switch {
-		case err != nil:
-			return fmt.Errorf("%w: %w", errUsed, err)
-		case !sent:
-			return errUsed
+	return begin, nil
+}
+
+// checkSent returns errUsed unless the newest copy is being sent from a volume that cannot be used meanwhile, and otherwise the time
+// of the last check of the pods. The report can take longer than maxUnchecked, so that the pods are checked until it is complete.
+func (m *Mover) checkSent(ctx context.Context) (at time.Time, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var sent bool
+	var failure error
+	complete := make(chan struct{})
+	at = now() // the report is newer
+	go func() {
+		defer close(complete)
+		sent, failure = m.beingSent(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-complete
+	}()
+	for reported := false; !reported; {
+		select {
+		case <-complete:
+			reported = true
+		case <-time.After(maxPoll):
+		}
+		if at, err = m.checkPodsSince(ctx, at); err != nil {
+			return at, err
+		}
+		if at.IsZero() {
+			return at, errUsed
 		}
 	}
-	m.unused = begin
-	return nil
+	switch {
+	case failure != nil:
+		return at, fmt.Errorf("%w: %w", errUsed, failure)
+	case !sent:
+		return at, errUsed
+	}
+	return at, nil
 }
 
 // beingSent reports whether the newest copy is being sent, from a volume that cannot be used meanwhile. Then the copy will contain
@@ -158,7 +201,7 @@ func (m *Mover) beingSent(ctx context.Context) (bool, error) {
 		return false, absent(err)
 	}
 	handle, _ := m.oldHandle()
-	report, err := m.api.NodeReport(ctx, m.state.From)
+	report, err := m.nodeReport(ctx, m.state.From)
 	return slices.ContainsFunc(report.Volumes, func(v status.Volume) bool {
 		return v.ID == handle && slices.Contains(v.SentAs, provisioned(claim.Metadata))
 	}), err
@@ -190,7 +233,7 @@ func (m *Mover) copyVolume(ctx context.Context, check func() error) error {
 	m.times.snapshot = time.Now()
 	v, err := c.restore(ctx, name, restoreSize, check)
 	if err == nil && v.OnlyNode(translate.TopologyKey) != m.state.To {
-		err = fmt.Errorf("%w: undo the move with --abort, and check the StorageClass", elsewhere(name, v, m.state.To))
+		err = fmt.Errorf("%w: undo the move with --abort, and check the StorageClass, and the room on node %s with 'kubectl trivet status'", elsewhere(name, v, m.state.To), m.state.To)
 	}
 	return err
 }
@@ -199,7 +242,7 @@ func (m *Mover) copyVolume(ctx context.Context, check func() error) error {
 func (m *Mover) copier() *copier {
 	old, _ := kube.AsPersistentVolume(m.state.Old) // cannot fail: it was read in this form
 	return &copier{
-		api: m.api, claim: m.claim, capacity: old.Spec.Capacity.Storage, to: m.state.To, snapshotClass: m.state.SnapshotClass, used: m.state.Step == copying,
+		api: m.api, claim: m.claim, capacity: old.Spec.Capacity.Storage, to: m.state.To, snapshotClass: m.state.SnapshotClass, used: m.state.Step == copying, retried: true,
 		labels: map[string]any{moveLabel: m.state.ID}, status: m.progress, progress: m.Progress,
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/kubectl"
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
@@ -39,6 +40,8 @@ type Options struct {
 type Mover struct {
 	Options
 	api *kubectl.Cluster
+	// nodeReport returns the report of the driver on a node, which is collected after the call.
+	nodeReport func(ctx context.Context, node string) (status.Report, error)
 	// claim, record and state are as this process has last read or written them. record is the ConfigMap of the state.
 	claim  kube.Claim
 	record kube.Meta
@@ -55,7 +58,7 @@ func New(ctx context.Context, cluster *kubectl.Cluster, o Options) (*Mover, erro
 	if err != nil {
 		return nil, err
 	}
-	m := &Mover{Options: o, api: cluster, claim: claim}
+	m := &Mover{Options: o, api: cluster, nodeReport: cluster.NodeReport, claim: claim}
 	record, err := cluster.ConfigMap(ctx, cluster.Namespace, recordName(claim.Metadata.UID))
 	if apierrors.IsNotFound(err) {
 		return m, nil

@@ -137,7 +137,7 @@ func (m *Mover) released(ctx context.Context, shown *string) (bool, error) {
 			return err == nil, err
 		}
 	}
-	report, err := m.api.NodeReport(ctx, m.state.From)
+	report, err := m.nodeReport(ctx, m.state.From)
 	if err != nil {
 		m.show(shown, fmt.Sprintf("The driver on node %s does not report yet whether the volume is mounted: %v", m.state.From, err))
 		return false, nil

@@ -221,13 +221,14 @@ func (m *Mover) verifyCopy(ctx context.Context, report status.Report, of kube.Pe
 	return c, nil, nil
 }
 
-// verifyAgain checks that the copy is still what it was when the recovery was planned, because pods may have used it since.
+// verifyAgain checks that the copy is still what it was when the recovery was planned, because pods may have used it since. It needs
+// a new report: a pod that uses the copy may have started, and its object may have been deleted, since an older one.
 func (m *Mover) verifyAgain(ctx context.Context) error {
 	old, err := kube.AsPersistentVolume(m.state.Old)
 	if err != nil {
 		return err
 	}
-	report, err := m.api.Report(ctx)
+	report, err := m.nodeReport(ctx, m.state.To)
 	if err != nil {
 		return err
 	}

@@ -1,12 +1,14 @@
 package move
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/status"
 )
 
 // beginRecovery is begin with the recovery of a claim whose node a is ready again.
@@ -139,6 +141,40 @@ func TestCheckCopy(t *testing.T) {
 	for name, want := range map[string]bool{"": true, "trivet-move-1-1": true, "other": false} {
 		if err := m.CheckCopy(name); (err == nil) != want {
 			t.Errorf("%q: got %v, want accepted: %t", name, err, want)
+		}
+	}
+}
+
+// TestVerifyAgain: before the old PersistentVolume is removed, a new report of the node with the copy must show that the copy is
+// unchanged.
+func TestVerifyAgain(t *testing.T) {
+	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, tc := range map[string]struct {
+		change func(s *apiServer, v *status.Volume)
+		want   string
+	}{
+		"unchanged": {func(*apiServer, *status.Volume) {}, ""},
+		"used":      {func(_ *apiServer, v *status.Volume) { v.CopyOf = "" }, "was used by a pod or changed"},
+		"replaced":  {func(_ *apiServer, v *status.Volume) { v.Snapshotted = taken.Add(time.Hour) }, "has the data of"},
+		"in use": {func(s *apiServer, _ *status.Volume) {
+			s.objects[podsPath+"/p"] = object(t, strings.Replace(user, `"claimName":"data"`, `"claimName":"trivet-move-1-1"`, 1))
+		}, "uses the copy trivet-move-1-1"},
+	} {
+		s, m := beginRecovery(t)
+		addCopy(t, s)
+		s.objects[podsPath] = object(t, `{"metadata":{},"items":[]}`)
+		s.objects[copiedPath]["spec"].(map[string]any)["nodeAffinity"] = object(t, `{"required":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"csi.trivet.dev/node","operator":"In","values":["b"]}]}]}}`)
+		m.state.Recovery.Snapshotted = taken
+		v := status.Volume{ID: "new", Node: "b", CopyOf: "old", Snapshotted: taken}
+		tc.change(s, &v)
+		m.nodeReport = func(_ context.Context, node string) (status.Report, error) {
+			if node != "b" {
+				t.Errorf("%s: got a request for the report of node %q, want b", name, node)
+			}
+			return status.Report{Driver: "d", Volumes: []status.Volume{v}}, nil
+		}
+		if err := m.verifyAgain(t.Context()); (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
 	}
 }

@@ -22,6 +22,7 @@ type apiServer struct {
 	mu      sync.Mutex
 	objects map[string]kube.Object
 	version int
+	reads   map[string]int // the number of reads by path
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -33,6 +34,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at := r.URL.Path
 	if r.Method == http.MethodPost {
 		at = path.Join(at, body["metadata"].(map[string]any)["name"].(string))
+	}
+	if r.Method == http.MethodGet {
+		s.reads[at]++
 	}
 	object, found := s.objects[at]
 	switch {
@@ -129,7 +133,7 @@ func begin(t *testing.T, handle string) (*apiServer, func() *Mover) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &apiServer{objects: map[string]kube.Object{
+	s := &apiServer{reads: map[string]int{}, objects: map[string]kube.Object{
 		claimPath:  object(t, `{"metadata":{"namespace":"ns","name":"data","uid":"u","resourceVersion":"c"},"spec":{"volumeName":"pv"},"status":{"phase":"Bound"}}`),
 		pvPath:     object(t, strings.NewReplacer(`"old"`, `"`+handle+`"`, `"uid":"x"`, `"uid":"x","resourceVersion":"p"`).Replace(before)),
 		recordPath: {"metadata": map[string]any{"namespace": "trivet-system", "name": "trivet-move-u", "resourceVersion": "r"}, "data": map[string]any{"state": string(text)}},

@@ -22,21 +22,22 @@ const (
 	before = `{"metadata":{"name":"pv","uid":"x","labels":{"team":"a"},"annotations":{"note":"x","csi.trivet.dev/node-lost":"Delete"},"finalizers":["f"]},"spec":{
 		"capacity":{"storage":"1Gi"},"persistentVolumeReclaimPolicy":"Retain","mountOptions":["noatime"],
 		"claimRef":{"namespace":"ns","name":"data","uid":"u","resourceVersion":"7"},
-		"csi":{"driver":"d","volumeHandle":"old","volumeAttributes":{"pool":"a","gone":"x"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"}},
+		"csi":{"driver":"d","volumeHandle":"old","volumeAttributes":{"pool":"a","gone":"x"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"},"nodeExpandSecretRef":{"name":"data-key","namespace":"ns"}},
 		"nodeAffinity":{"required":{"a":true}},"volumeAttributesClassName":"slow"},"status":{"phase":"Bound"}}`
 	copied = `{"metadata":{"name":"pv-copy"},"spec":{
 		"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Delete",
 		"claimRef":{"namespace":"ns","name":"copy","uid":"v"},
-		"csi":{"driver":"d","volumeHandle":"new","volumeAttributes":{"pool":"b"},"nodeStageSecretRef":{"name":"copy-key","namespace":"ns"}},
+		"csi":{"driver":"d","volumeHandle":"new","volumeAttributes":{"pool":"b"},"nodeStageSecretRef":{"name":"copy-key","namespace":"ns"},"nodeExpandSecretRef":{"name":"copy-key","namespace":"ns"}},
 		"nodeAffinity":{"required":{"b":true}}}}`
 )
 
-// TestNewVolumeManifest: the new PersistentVolume has the volume of the copy, and otherwise the properties of the old one.
+// TestNewVolumeManifest: the new PersistentVolume has the volume of the copy, and otherwise the properties of the old one. Without its
+// references to Secrets, an encrypted volume could not be staged or expanded.
 func TestNewVolumeManifest(t *testing.T) {
 	want := object(t, `{"metadata":{"name":"pv","labels":{"team":"a"},"annotations":{"note":"x"}},"spec":{
 		"capacity":{"storage":"2Gi"},"persistentVolumeReclaimPolicy":"Retain","mountOptions":["noatime"],
 		"claimRef":{"namespace":"ns","name":"data","uid":"u"},
-		"csi":{"driver":"d","volumeHandle":"new","volumeAttributes":{"pool":"b"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"}},
+		"csi":{"driver":"d","volumeHandle":"new","volumeAttributes":{"pool":"b"},"nodeStageSecretRef":{"name":"data-key","namespace":"ns"},"nodeExpandSecretRef":{"name":"data-key","namespace":"ns"}},
 		"nodeAffinity":{"required":{"b":true}}}}`)
 	if got := newVolumeManifest(manifestOf(object(t, before)), object(t, copied)); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)

@@ -43,8 +43,10 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then only
-		// the deadlines of calls and of the requests for pools find a node that does not answer.
+		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then the
+		// probes of dial find a machine that does not answer, and only the deadlines of calls and of the requests for pools find
+		// a suspended driver.
+		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
@@ -60,6 +62,13 @@ func newLinks(client func(node string) *tls.Config) *links {
 	ls.conn.Connect()
 	<-ls.started
 	return ls
+}
+
+// dial connects to a node. The kernel probes a connection on which nothing was received for longer than gRPC waits between two pings,
+// and closes it if a probe gets no answer.
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 1}}
+	return d.DialContext(ctx, "tcp", address)
 }
 
 // close closes the connections to all nodes.

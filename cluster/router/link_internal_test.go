@@ -1,7 +1,10 @@
 package router
 
 import (
+	"crypto/tls"
 	"errors"
+	"net"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/balancer"
@@ -72,5 +75,52 @@ func isClosed(c <-chan struct{}) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// TestProbes: the kernel probes a connection on which nothing is received, and closes it after one probe without an answer, because
+// one node can stop the pings of gRPC to all nodes.
+func TestProbes(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	ls := newLinks(func(string) *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: "a"} })
+	defer ls.close()
+	l := &link{links: ls, node: "a", changed: func() {}}
+	if err := l.setAddress(listener.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	go l.connect(t.Context())
+	served, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = served.Close() }()
+	if _, err := served.Read(make([]byte, 1)); err != nil { // the handshake has begun
+		t.Fatal(err)
+	}
+	l.mu.Lock()
+	raw, err := l.current.raw.(*net.TCPConn).SyscallConn()
+	l.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, option := range []struct {
+		name                string
+		level, number, want int
+	}{
+		{"SO_KEEPALIVE", syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, 15},
+		{"TCP_KEEPINTVL", syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, 5},
+		{"TCP_KEEPCNT", syscall.IPPROTO_TCP, syscall.TCP_KEEPCNT, 1},
+	} {
+		var got int
+		var failure error
+		err := raw.Control(func(fd uintptr) { got, failure = syscall.GetsockoptInt(int(fd), option.level, option.number) })
+		if err = errors.Join(err, failure); err != nil || got != option.want {
+			t.Errorf("%s: got %d, %v, want %d", option.name, got, err, option.want)
+		}
 	}
 }

@@ -5,6 +5,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trivet-csi/trivet/cluster/status"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
@@ -263,6 +265,7 @@ func TestMove(t *testing.T) {
 	})
 	t.Run("abort", m.testAbort)
 	t.Run("budget", m.testBudget)
+	t.Run("no room", m.testNoRoom)
 	t.Run("keep", m.testKeep)
 	t.Run("without pods", m.testWithoutPods)
 	t.Run("drain", m.testDrain)
@@ -397,18 +400,52 @@ spec:
   resources: {requests: {storage: 32Mi}}
 `
 
-// testDrain moves all volumes of a node. The directory cannot be moved.
+// testNoRoom: a copy for which the other node has lost its room after the plan is created when there is room again.
+func (m *moving) testNoRoom(t *testing.T) {
+	other, _ := m.elsewhere(t)
+	m.killed(t, crashpoint.MoveBegun, "--to", other)
+	var report status.Report
+	must(t, json.Unmarshal([]byte(output(t, m.plugin(t.Context(), "status", "-o", "json"))), &report))
+	i := slices.IndexFunc(report.Pools, func(p status.Pool) bool { return p.Node == other && p.Name == "limited" })
+	if i < 0 {
+		t.Fatalf("got the pools %+v, want one of %s", report.Pools, other)
+	}
+	applyText(t, m.ns, strings.Replace(fmt.Sprintf(placed, "filler", other, "trivet-loop"), "32Mi", strconv.FormatInt(report.Pools[i].RoomBytes-32<<20, 10), 1))
+	volumeOf(t, m.ns, "filler")
+
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := m.plugin(ctx, "move", "-n", m.ns, movedClaim, "--to", other)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	retried := false
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		t.Log(lines.Text())
+		if !retried && strings.Contains(lines.Text(), "is tried again") {
+			retried = true
+			kubectl(t, "-n", m.ns, "delete", "pvc", "filler", "--timeout=2m")
+		}
+	}
+	if err := cmd.Wait(); err != nil || !retried {
+		t.Fatalf("got %v, tried again: %t, want the volume moved when there is room again", err, retried)
+	}
+	m.check(t, other)
+}
+
+// testDrain moves all volumes of a node. That of a pod without a controller cannot be moved.
 func (m *moving) testDrain(t *testing.T) {
 	other, node := m.elsewhere(t)
-	applyText(t, m.ns, fmt.Sprintf(placed, "image", node, "trivet-loop")+"---"+fmt.Sprintf(placed, "directory", node, "trivet-directories"))
-	for _, name := range []string{"image", "directory"} {
+	for name, class := range map[string]string{"image": "trivet-loop", "directory": "trivet-directories", "pinned": "trivet-loop"} {
+		applyText(t, m.ns, fmt.Sprintf(placed, name, node, class))
 		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != node {
 			t.Fatalf("got the volume of %s on %s, want %s", name, at, node)
 		}
 	}
+	applyText(t, m.ns, "apiVersion: v1\nkind: Pod"+strings.Replace(fmt.Sprintf(user, ""), movedClaim, "pinned", 1))
 	out, err := m.plugin(t.Context(), "drain", node).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), "backend local cannot send") || !strings.Contains(string(out), "--skip-unmovable") {
-		t.Errorf("got %v and\n%s\nwant that the claim directory cannot be moved", err, out)
+	if err == nil || !strings.Contains(string(out), "has no controller") || !strings.Contains(string(out), "--skip-unmovable") {
+		t.Errorf("got %v and\n%s\nwant that the claim pinned cannot be moved", err, out)
 	}
 	if unschedulable := kubectl(t, "get", "node", node, "-o", "jsonpath={.spec.unschedulable}"); unschedulable != "" {
 		t.Errorf("got unschedulable %s of %s after a refusal, want none", unschedulable, node)
@@ -417,7 +454,7 @@ func (m *moving) testDrain(t *testing.T) {
 	lost.Env = append(lost.Env, "TRIVET_CRASH_AT="+string(crashpoint.MoveLost))
 	wantKilled(t, lost)
 	t.Logf("%s", output(t, m.plugin(t.Context(), "drain", node, "--skip-unmovable")))
-	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": node} {
+	for name, want := range map[string]string{"image": other, movedClaim: other, "directory": other, "pinned": node} {
 		if at := nodeOfVolume(t, volumeOf(t, m.ns, name)); at != want {
 			t.Errorf("got the volume of %s on %s, want %s", name, at, want)
 		}
@@ -426,7 +463,7 @@ func (m *moving) testDrain(t *testing.T) {
 		t.Errorf("got unschedulable %q of %s, want true", unschedulable, node)
 	}
 	kubectl(t, "uncordon", node)
-	kubectl(t, "-n", m.ns, "delete", "pvc", "image", "directory", "--timeout=2m")
+	kubectl(t, "-n", m.ns, "delete", "pod/user", "pvc/image", "pvc/directory", "pvc/pinned", "--timeout=2m")
 	m.check(t, other)
 }
 
