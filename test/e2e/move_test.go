@@ -84,6 +84,10 @@ func startMoving(t *testing.T, manifest string, options ...string) *moving {
 	m := &moving{ns: newNamespace(t, "move"), plugin: installPlugin(t, "trivet-crashpoints")}
 	installSnapshotAPI(t)
 	installLocal(t, append([]string{"--set", "snapshots.enabled=true"}, options...)...)
+	eventually(t, time.Minute, "all pools are open", func() (string, bool) { // after an installation, they are not recorded yet
+		out, err := m.plugin(t.Context(), "status").CombinedOutput()
+		return string(out), err == nil
+	})
 	kubectlInput(t, manifest, "-n", m.ns, "apply", "-f", "-")
 	t.Cleanup(func() {
 		for _, n := range nodes() {
