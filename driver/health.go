@@ -204,6 +204,9 @@ func (e *examiner) volumesIn(s pool.State) (ids []string, err error) {
 	if s.Err != nil {
 		return nil, s.Err
 	}
+	if err := s.Pool.Probe(); err != nil { // before the list, which may fail because of the disk
+		return nil, err
+	}
 	media := e.pools.Kinds()[s.Name]
 	for _, kind := range e.kinds {
 		if !kind.Uses(media) {
@@ -217,10 +220,7 @@ func (e *examiner) volumesIn(s pool.State) (ids []string, err error) {
 			ids = append(ids, v.ID.String())
 		}
 	}
-	if err := s.Pool.Check(); err != nil {
-		return ids, err
-	}
-	return ids, s.Pool.Probe()
+	return ids, s.Pool.Check()
 }
 
 // exported returns the IDs of the volumes in an nfs pool.

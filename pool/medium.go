@@ -166,7 +166,7 @@ func (p *Pool) Probe() error {
 		return nil
 	}
 	marker, err := p.root.OpenFile(markerFile, os.O_RDONLY|unix.O_DIRECT, 0)
-	if errors.Is(err, unix.EINVAL) {
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) { // Check reports a missing marker
 		return nil
 	}
 	if err == nil {
