@@ -1,6 +1,7 @@
 package clone_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -193,6 +194,36 @@ func TestPackDifferences(t *testing.T) {
 			base, older = newer, dst
 		}
 	}
+}
+
+// TestPackDifferencesTimes: files with the same inode number, size and times, but other content, differ.
+func TestPackDifferencesTimes(t *testing.T) {
+	dir, other := filesystem(t, "btrfs", "256M"), filesystem(t, "btrfs", "256M")
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"a", "b"} {
+		testenv.Run(t, "btrfs", "subvolume", "create", path(name))
+	}
+	times := func(name string) (changed, modified unix.Timespec, inode uint64) {
+		var st unix.Stat_t
+		must(t, unix.Stat(path(name), &st))
+		return st.Ctim, st.Mtim, st.Ino
+	}
+	for same := false; !same; { // the clock of the kernel stays the same for some milliseconds
+		for _, name := range []string{"a", "b"} {
+			_ = os.Remove(path(name + "/file"))
+			must(t, os.WriteFile(path(name+"/file"), bytes.Repeat([]byte(name), 64<<10), 0o600))
+		}
+		changed, modified, inode := times("a/file")
+		c, m, i := times("b/file")
+		same = changed == c && modified == m && inode == i
+	}
+	for _, name := range []string{"a", "b"} {
+		testenv.Run(t, "btrfs", "subvolume", "snapshot", "-r", path(name), path(name+" snapshot"))
+	}
+	older, newer := mkdir(t, other, "a"), mkdir(t, other, "b")
+	sendTree(t, path("a snapshot"), older, 0)
+	sendDifferences(t, path("b snapshot"), path("a snapshot"), newer, older, 0)
+	treetest.Compare(t, path("b snapshot"), newer)
 }
 
 // TestPackDifferencesContent: on filesystems without snapshots, files with the same path are compared by their content.
