@@ -185,7 +185,7 @@ func TestReceiveTreeDifferences(t *testing.T) {
 	changed.Identity, changed.Lineage = "newer", m.Lineage
 	root, err := os.Open(before)
 	must(t, err)
-	must(t, newer.Since(root))
+	must(t, newer.Since(root, func() error { return nil }))
 	begin := func(want int64) *Partial {
 		t.Helper()
 		x := receiveTree(t, p, changed)

@@ -252,8 +252,9 @@ func parts(ctx context.Context, file *os.File, r Range) iter.Seq2[Range, error] 
 // Since makes Ranges yield the differences from a base, which must not change until the packed tree is closed, and is closed with it.
 // If the base and the tree are read-only snapshots on one btrfs, files are identified by their inode numbers and compared by the
 // addresses of their blocks. Otherwise files with the same path are compared by their content. The result is the same for the same
-// trees. After an error nothing has changed.
-func (p *Packed) Since(base *os.File) error {
+// trees. exists is called after the base was read. It ends the call with an error if the base was deleted, because its files may then
+// have been missing. After an error nothing has changed.
+func (p *Packed) Since(base *os.File, exists func() error) error {
 	c, err := newComparison(p.root, base)
 	if err != nil {
 		return err
@@ -265,7 +266,7 @@ func (p *Packed) Since(base *os.File) error {
 	for record := []byte(nil); ; {
 		err := f.next()
 		if errors.Is(err, io.EOF) {
-			if err := to.Flush(); err != nil {
+			if err := errors.Join(to.Flush(), exists()); err != nil {
 				return err
 			}
 			p.base, p.snapshots, p.originSize = base, c.snapshots, size

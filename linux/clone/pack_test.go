@@ -93,6 +93,9 @@ func sendTree(tb testing.TB, src, dst string, interruptions int) {
 	sendPacked(tb, p, targetOf(tb, p, dst), interruptions)
 }
 
+// kept means that a base was not deleted.
+func kept() error { return nil }
+
 // sendDifferences is sendTree with the differences from a base, of which older is a copy. It returns the size of the data that was
 // sent.
 func sendDifferences(tb testing.TB, src, base, dst, older string, interruptions int) (bytes int64) {
@@ -100,7 +103,7 @@ func sendDifferences(tb testing.TB, src, base, dst, older string, interruptions 
 	p := pack(tb, src)
 	root, err := os.Open(base)
 	must(tb, err)
-	must(tb, p.Since(root))
+	must(tb, p.Since(root, kept))
 	target := targetOf(tb, p, dst)
 	target.Base, target.MaxShared = open(tb, older), gib
 	return sendPacked(tb, p, target, interruptions)
@@ -263,7 +266,7 @@ func TestPackDifferencesLimits(t *testing.T) {
 	}
 	try := func(dst, older string, maxShared int64) error {
 		p := pack(t, base)
-		must(t, p.Since(open(t, base)))
+		must(t, p.Since(open(t, base), kept))
 		target := targetOf(t, p, dst)
 		target.Base, target.MaxShared = open(t, older), maxShared
 		u, err := clone.Unpack(target)
