@@ -300,6 +300,21 @@ func TestPackDifferencesLimits(t *testing.T) {
 	}
 }
 
+// TestPackAligned: an offset is aligned within its file without the entries of the tree.
+func TestPackAligned(t *testing.T) {
+	src := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(src, "dir"), 0o700))
+	must(t, os.WriteFile(filepath.Join(src, "dir", "file"), random(10*kib), 0o600))
+	must(t, os.WriteFile(filepath.Join(src, "dir", "other"), random(10*kib), 0o600))
+	p := pack(t, src)
+	target := targetOf(t, p, t.TempDir())
+	for _, row := range [][2]int64{{0, 0}, {4*kib + 1, 4 * kib}, {10*kib - 1, 8 * kib}, {10 * kib, 10 * kib}, {14*kib + 1, 14 * kib}, {20 * kib, 20 * kib}} {
+		if got, err := target.Aligned(p.IndexSize+row[0], 4*kib); err != nil || got != p.IndexSize+row[1] {
+			t.Errorf("offset %d: got %d, %v, want %d", row[0], got-p.IndexSize, err, row[1])
+		}
+	}
+}
+
 // TestPackLayout: the layout of a tree does not change by reading it, and changes with the tree.
 func TestPackLayout(t *testing.T) {
 	src := mkdir(t, filesystem(t, "ext4", "512M", "strictatime"), "src")
