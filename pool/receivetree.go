@@ -65,8 +65,13 @@ func (x *Partial) openTree(ctx context.Context) (err error) {
 		}
 		t := x.target()
 		t.Each = ctx.Err
-		x.Verified, err = t.Aligned(x.Verified, baseAlignment)
-		return err
+		aligned, err := t.Aligned(x.Verified, baseAlignment)
+		if err != nil {
+			return err
+		}
+		x.Bytes -= min(x.Bytes, x.Verified-aligned) // they are received again
+		x.Verified = aligned
+		return nil
 	}
 	if err := x.Image.Truncate(x.Verified); err != nil {
 		return err
@@ -129,7 +134,7 @@ func (x *Partial) beginTree() error {
 	size := x.content.Tree.IndexSize
 	switch {
 	case x.Made:
-		x.stored = x.Bytes - size/2 // the origins may be missing
+		x.stored = max(0, x.Bytes-size) // zeros at the end of the index are not received
 		err := x.withBase(func(base *os.File, _ volume.Volume) (err error) {
 			t := x.target()
 			t.Base = base

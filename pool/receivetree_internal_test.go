@@ -184,6 +184,32 @@ func receiveBase(t *testing.T, p *Pool, later []byte) (newer *clone.Packed, chan
 	return newer, changed
 }
 
+// TestReceiveTreeCapacity: a content with the size of the capacity is received, also after interruptions.
+func TestReceiveTreeCapacity(t *testing.T) {
+	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+	newer, changed := receiveBase(t, p, bytes.Repeat([]byte("b"), contentSize))
+	at := newer.IndexSize
+	x := receiveTree(t, p, changed)
+	must(t, x.Begin(t.Context(), "older", func() {}))
+	must(t, writePacked(t, x, newer, 0, at))
+	must(t, x.Complete(at, at))
+	for received := at; at < newer.Size; at = x.Verified {
+		end := min(newer.Size, at+3<<19)
+		must(t, writePacked(t, x, newer, at, end))
+		received += end - at
+		must(t, x.SetVerified(end, received))
+		if end == newer.Size {
+			break
+		}
+		x.Close()
+		x = receiveTree(t, p, changed)
+		received = x.Bytes
+		must(t, x.Begin(t.Context(), "older", func() {}))
+	}
+	must(t, x.CommitDirectory(t.Context(), func(*os.File, bool) error { return nil }))
+	x.Close()
+}
+
 // TestReceiveTreeOwners: the limit of a volume is raised as soon as another directory shares its data, and set again when that is
 // discarded.
 func TestReceiveTreeOwners(t *testing.T) {
