@@ -37,12 +37,18 @@ func (x *Partial) continuesTree(had progress) bool {
 	if err != nil || before.Directory == nil || before.Directory.SubDir != x.v.Directory.SubDir || before.Capacity != x.v.Capacity {
 		return false
 	}
-	if !had.Made {
-		return had.Verified <= x.content.Tree.IndexSize
+	size := x.content.Tree.IndexSize
+	if had.Made {
+		_, err = beneath.Stat(x.pool.dir, receivedPath(x.v.ID.Name)+"/"+DataDir)
 	}
-	x.v.Directory.Quota, x.v.Source = before.Directory.Quota, before.Source
-	_, err = beneath.Stat(x.pool.dir, receivedPath(x.v.ID.Name)+"/"+DataDir)
-	return err == nil && had.Verified >= x.content.Tree.IndexSize
+	if err != nil || had.Made && had.Verified < size || !had.Made && had.Verified > size {
+		return false
+	}
+	x.v.Source = before.Source // discardTree needs the owners, too
+	if had.Made {
+		x.v.Directory.Quota = before.Directory.Quota
+	}
+	return true
 }
 
 // openTree opens the index, and the directory if all its entries were made.
@@ -59,8 +65,13 @@ func (x *Partial) openTree(ctx context.Context) (err error) {
 		}
 		t := x.target()
 		t.Each = ctx.Err
-		x.Verified, err = t.Aligned(x.Verified, baseAlignment)
-		return err
+		aligned, err := t.Aligned(x.Verified, baseAlignment)
+		if err != nil {
+			return err
+		}
+		x.Bytes -= min(x.Bytes, x.Verified-aligned) // they are received again
+		x.Verified = aligned
+		return nil
 	}
 	if err := x.Image.Truncate(x.Verified); err != nil {
 		return err
@@ -78,7 +89,8 @@ func (x *Partial) openData() (*os.File, error) {
 	return beneath.OpenDir(folder, DataDir)
 }
 
-// discardTree moves a directory of which only some entries were made to the trash, which then releases its quota ID.
+// discardTree moves a directory of which only some entries were made to the trash, which then releases its quota ID, and sets the
+// limits of the owners of its shared data.
 func (x *Partial) discardTree() error {
 	p := x.pool
 	folder, err := x.dir.Open(".")
@@ -86,8 +98,10 @@ func (x *Partial) discardTree() error {
 		return err
 	}
 	defer folder.Close()
-	if _, err := beneath.Stat(folder, DataDir); err != nil {
-		return beneath.IgnoreGone(err)
+	if _, err := beneath.Stat(folder, DataDir); beneath.IsGone(err) { // an earlier call may have ended after the rename
+		return p.Quotas.Relimit(x.forgetShared().Owners...)
+	} else if err != nil {
+		return err
 	}
 	name := x.v.ID.Name + "." + uuid.NewString()[:8]
 	if err := unix.Mkdirat(int(p.trash.Fd()), name, 0o700); err != nil {
@@ -98,10 +112,21 @@ func (x *Partial) discardTree() error {
 		return err
 	}
 	defer entry.Close()
+	p.ledger.Set(trashDir+"/"+name, x.forgetShared().InTrash())
 	err = beneath.Rename(folder, DataDir, entry, DataDir)
-	p.ledger.Set(trashDir+"/"+name, ledger.Reservation{Backend: ledger.UnknownBackend})
 	p.Trash.reaper.add(name)
 	return err
+}
+
+// forgetShared removes the shared data from the record, and returns its reservation. makeTree writes the record.
+func (x *Partial) forgetShared() ledger.Reservation {
+	r := ledger.Reservation{Backend: ledger.UnknownBackend}
+	if s := x.v.Source; s != nil && len(s.Owners) > 0 {
+		r.Bytes, r.Shared, r.Owners = s.Shared, s.Shared, s.Owners
+		s.Shared, s.Owners = 0, nil
+		x.pool.ledger.Set(receivedPath(x.v.ID.Name), x.reservation())
+	}
+	return r
 }
 
 // beginTree continues with the directory, or begins with its entries if the index is complete.
@@ -109,7 +134,7 @@ func (x *Partial) beginTree() error {
 	size := x.content.Tree.IndexSize
 	switch {
 	case x.Made:
-		x.stored = x.Bytes - size/2 // the origins may be missing
+		x.stored = max(0, x.Bytes-size) // zeros at the end of the index are not received
 		err := x.withBase(func(base *os.File, _ volume.Volume) (err error) {
 			t := x.target()
 			t.Base = base
@@ -213,7 +238,7 @@ func (x *Partial) useBase(ctx context.Context, use func(*os.File, volume.Volume)
 var errNoRoomToShare = errors.New("no room to share data")
 
 // recordShared records which data the directory shares with that of a volume, because btrfs counts a block as usage of the volume
-// that wrote it.
+// that wrote it. It raises the limits of such volumes.
 func (x *Partial) recordShared(base volume.Volume) error {
 	if x.limited() != quota.Btrfs || x.tree.SharedBytes == 0 {
 		return nil
@@ -230,7 +255,10 @@ func (x *Partial) recordShared(base volume.Volume) error {
 	if err := p.ledger.Reserve(receivedPath(x.v.ID.Name), x.reservation()); err != nil {
 		return fmt.Errorf("%w: %w", errNoRoomToShare, err)
 	}
-	return x.writeRecord()
+	if err := x.writeRecord(); err != nil {
+		return err
+	}
+	return p.Quotas.Relimit(x.v.Source.Owners...)
 }
 
 // punchTree is PunchHole for the content of a directory.

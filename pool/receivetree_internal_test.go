@@ -157,35 +157,103 @@ func TestReceiveHostileTree(t *testing.T) {
 	}
 }
 
-// TestReceiveTreeDifferences: after an interruption, the content behind the last checksum is again that of the base. A base that was
-// used is lost, and the next call begins again.
-func TestReceiveTreeDifferences(t *testing.T) {
-	const size = 3 << 20
-	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+// receiveBase receives a volume "base" with a file that contains only the letter a, and packs the differences of one with a later
+// content of the same size.
+func receiveBase(t *testing.T, p *Pool, later []byte) (newer *clone.Packed, changed volume.Manifest) {
+	t.Helper()
 	src, before := t.TempDir(), t.TempDir()
-	content := bytes.Repeat([]byte("a"), size)
-	for _, dir := range []string{src, before} {
-		must(t, os.WriteFile(filepath.Join(dir, "file"), content, 0o600))
-		must(t, os.Chtimes(filepath.Join(dir, "file"), time.Unix(1, 0), time.Unix(1, 0)))
-	}
+	must(t, os.WriteFile(filepath.Join(before, "file"), bytes.Repeat([]byte("a"), len(later)), 0o600))
+	must(t, os.Chtimes(filepath.Join(before, "file"), time.Unix(1, 0), time.Unix(1, 0)))
 	older, m := packDir(t, before)
 	m.Identity, m.Lineage = "older", p.ID("local", "source")
 	x, err := p.Receive(t.Context(), directoryVolume(p, "base", contentSize), m)
 	must(t, err)
+	defer x.Close()
 	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, writePacked(t, x, older, 0, older.IndexSize))
 	must(t, x.Complete(older.Size, older.Size))
 	must(t, writePacked(t, x, older, older.IndexSize, older.Size))
 	must(t, x.CommitDirectory(t.Context(), func(*os.File, bool) error { return nil }))
-	x.Close()
 
-	content[1<<20], content[size-1] = 'b', 'b'
-	must(t, os.WriteFile(filepath.Join(src, "file"), content, 0o600))
-	newer, changed := packDir(t, src)
+	must(t, os.WriteFile(filepath.Join(src, "file"), later, 0o600))
+	newer, changed = packDir(t, src)
 	changed.Identity, changed.Lineage = "newer", m.Lineage
 	root, err := os.Open(before)
 	must(t, err)
-	must(t, newer.Since(root))
+	must(t, newer.Since(root, func() error { return nil }))
+	return newer, changed
+}
+
+// TestReceiveTreeCapacity: a content with the size of the capacity is received, also after interruptions.
+func TestReceiveTreeCapacity(t *testing.T) {
+	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+	newer, changed := receiveBase(t, p, bytes.Repeat([]byte("b"), contentSize))
+	at := newer.IndexSize
+	x := receiveTree(t, p, changed)
+	must(t, x.Begin(t.Context(), "older", func() {}))
+	must(t, writePacked(t, x, newer, 0, at))
+	must(t, x.Complete(at, at))
+	for received := at; at < newer.Size; at = x.Verified {
+		end := min(newer.Size, at+3<<19)
+		must(t, writePacked(t, x, newer, at, end))
+		received += end - at
+		must(t, x.SetVerified(end, received))
+		if end == newer.Size {
+			break
+		}
+		x.Close()
+		x = receiveTree(t, p, changed)
+		received = x.Bytes
+		must(t, x.Begin(t.Context(), "older", func() {}))
+	}
+	must(t, x.CommitDirectory(t.Context(), func(*os.File, bool) error { return nil }))
+	x.Close()
+}
+
+// TestReceiveTreeOwners: the limit of a volume is raised as soon as another directory shares its data, and set again when that is
+// discarded.
+func TestReceiveTreeOwners(t *testing.T) {
+	const size = 3 << 20
+	p := newPlace(t, testenv.SimpleQuotas(t, "512M")).open(t)
+	newer, changed := receiveBase(t, p, bytes.Repeat([]byte("b"), size))
+	limit := func() int64 {
+		t.Helper()
+		base, err := p.Lookup("base")
+		must(t, err)
+		u, _, err := p.Quotas.Usage(base)
+		must(t, err)
+		return u.Limit.Bytes
+	}
+	receive := func() *Partial {
+		t.Helper()
+		v := directoryVolume(p, "v", contentSize)
+		v.Source = &volume.Source{Snapshot: true, ID: p.ID("local", "snapshot")}
+		x, err := p.Receive(t.Context(), v, changed)
+		must(t, err)
+		return x
+	}
+	x := receive()
+	must(t, x.Begin(t.Context(), "older", func() {}))
+	must(t, writePacked(t, x, newer, 0, newer.IndexSize))
+	must(t, x.Complete(newer.IndexSize, newer.IndexSize))
+	if got := limit(); got != contentSize+size {
+		t.Errorf("got a limit of %d bytes while the data is shared, want %d", got, contentSize+size)
+	}
+	x.Close() // before progress.json says that all entries were made
+
+	x = receive()
+	defer x.Close()
+	await(t, "the limit of the base to be set again", func() bool { return limit() == contentSize })
+}
+
+// TestReceiveTreeDifferences: after an interruption, the content behind the last checksum is again that of the base. A base that was
+// used is lost, and the next call begins again.
+func TestReceiveTreeDifferences(t *testing.T) {
+	const size = 3 << 20
+	p := newPlace(t, testenv.Filesystem(t, "xfs", "512M")).open(t)
+	content := bytes.Repeat([]byte("a"), size)
+	content[1<<20], content[size-1] = 'b', 'b'
+	newer, changed := receiveBase(t, p, content)
 	begin := func(want int64) *Partial {
 		t.Helper()
 		x := receiveTree(t, p, changed)
@@ -204,7 +272,7 @@ func TestReceiveTreeDifferences(t *testing.T) {
 	}
 	middle := newer.IndexSize + 3<<19
 
-	x = begin(0)
+	x := begin(0)
 	must(t, x.Begin(t.Context(), "older", func() {}))
 	must(t, writePacked(t, x, newer, 0, newer.IndexSize))
 	must(t, x.Complete(middle, middle))

@@ -40,13 +40,14 @@ func (o *outgoing) Since(identity string) bool {
 	if err != nil {
 		return false
 	}
-	_, ok = o.pools.SnapshotWith(o.pool, o.manifest.Lineage, identity) // it was not replaced before it was opened
-	if ok {
-		if err = o.Packed.Since(dir); err != nil {
-			klog.ErrorS(err, "Comparing a directory with an earlier snapshot failed", "source", o.manifest.Identity, "base", identity)
+	exists := func() error {
+		if _, ok := o.pools.SnapshotWith(o.pool, o.manifest.Lineage, identity); !ok {
+			return volume.Errorf(volume.ErrUnavailable, "snapshot %s was deleted or replaced meanwhile", s.ID)
 		}
+		return nil
 	}
-	if !ok || err != nil {
+	if err := o.Packed.Since(dir, exists); err != nil {
+		klog.ErrorS(err, "Comparing a directory with an earlier snapshot failed", "source", o.manifest.Identity, "base", identity)
 		_ = dir.Close()
 		return false
 	}

@@ -10,7 +10,6 @@ import (
 	"iter"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +21,6 @@ import (
 const (
 	// originUsed means that the file has an origin.
 	originUsed = 1 << iota
-	// originSame means that the content of the file is that of the origin.
-	originSame
 	// originChanged means that originState follows. Otherwise the origin has the size and the modification time of the file.
 	originChanged
 	// originMoved means that the length of a path and the path follow. Otherwise the origin has the path of the file.
@@ -38,8 +35,6 @@ type origin struct {
 	originState
 	// path is relative to the root of the base.
 	path string
-	// same means that there are no such ranges.
-	same bool
 }
 
 // originState is the state of an origin, in network byte order.
@@ -56,9 +51,6 @@ func (o *origin) append(record []byte, e *packedEntry, path string) ([]byte, err
 		return append(record, 0), nil
 	}
 	marks, state, moved := byte(originUsed), []byte(nil), []byte(nil)
-	if o.same {
-		marks |= originSame
-	}
 	if o.originState != (originState{e.Size, e.Modified}) {
 		marks |= originChanged
 		var err error
@@ -90,10 +82,10 @@ func (r *originReader) next(e *packedEntry, path string) (*origin, error) {
 	if err != nil || marks == 0 {
 		return nil, err
 	}
-	if marks&originUsed == 0 || marks&^(originUsed|originSame|originChanged|originMoved) != 0 {
+	if marks&originUsed == 0 || marks&^(originUsed|originChanged|originMoved) != 0 {
 		return nil, fmt.Errorf("%w: origin with bits %x", ErrIndex, marks)
 	}
-	o := &origin{originState: originState{e.Size, e.Modified}, path: path, same: marks&originSame != 0}
+	o := &origin{originState: originState{e.Size, e.Modified}, path: path}
 	if marks&originChanged != 0 {
 		err = binary.Read(r.from, binary.BigEndian, &o.originState)
 	}
@@ -188,9 +180,6 @@ func (f *packedFiles) share(dst *os.File, e *packedEntry, from int64) (bytes int
 // differences yields the ranges of the current file from an offset on that differ from its origin. A range is either data or a
 // hole. It returns false if no more ranges are wanted.
 func (f *packedFiles) differences(ctx context.Context, from int64, yield func(Range, error) bool) bool {
-	if f.origin.same {
-		return true
-	}
 	older, err := f.openOrigin(ctx)
 	if err == nil {
 		defer older.Close()
@@ -263,8 +252,9 @@ func parts(ctx context.Context, file *os.File, r Range) iter.Seq2[Range, error] 
 // Since makes Ranges yield the differences from a base, which must not change until the packed tree is closed, and is closed with it.
 // If the base and the tree are read-only snapshots on one btrfs, files are identified by their inode numbers and compared by the
 // addresses of their blocks. Otherwise files with the same path are compared by their content. The result is the same for the same
-// trees. After an error nothing has changed.
-func (p *Packed) Since(base *os.File) error {
+// trees. exists is called after the base was read. It ends the call with an error if the base was deleted, because its files may then
+// have been missing. After an error nothing has changed.
+func (p *Packed) Since(base *os.File, exists func() error) error {
 	c, err := newComparison(p.root, base)
 	if err != nil {
 		return err
@@ -276,7 +266,7 @@ func (p *Packed) Since(base *os.File) error {
 	for record := []byte(nil); ; {
 		err := f.next()
 		if errors.Is(err, io.EOF) {
-			if err := to.Flush(); err != nil {
+			if err := errors.Join(to.Flush(), exists()); err != nil {
 				return err
 			}
 			p.base, p.snapshots, p.originSize = base, c.snapshots, size
@@ -302,17 +292,13 @@ func (p *Packed) Since(base *os.File) error {
 	}
 }
 
-// settledTime is longer than the time in which the clock of the kernel that sets the times of files can stay the same.
-const settledTime = time.Second
-
 // comparison finds the origins of the files of a tree in a base.
 type comparison struct {
 	base *os.File
 	// snapshots means that the tree and the base are read-only snapshots on one btrfs. They are usually of the same subvolume, so that
-	// a file has the same inode number in both.
+	// a file has the same inode number in both. The same change time (ctime) does not mean the same content: a snapshot of a file that
+	// is being written can have the change time of a write without its data.
 	snapshots bool
-	// taken is the time at which the base was made, if it is such a snapshot.
-	taken time.Time
 }
 
 func newComparison(root, base *os.File) (*comparison, error) {
@@ -320,9 +306,9 @@ func newComparison(root, base *os.File) (*comparison, error) {
 	for _, dir := range []*os.File{root, base} {
 		ok, err := IsSubvolume(dir)
 		if err == nil && ok {
-			c.taken, err = sys.SnapshotTime(dir)
+			_, ok, err = sys.SubvolumeInfo(dir)
 		}
-		if err != nil || !ok || c.taken.IsZero() {
+		if err != nil || !ok {
 			return c, err
 		}
 	}
@@ -346,12 +332,6 @@ func (c *comparison) originOf(f *packedFiles, path string) (*origin, error) {
 		return nil, err
 	}
 	defer node.Close()
-	o := &origin{originState: stateOf(&older), path: path}
-	// A change just after the snapshot may have the time of one just before it.
-	settled := time.Unix(older.Ctim.Unix()).Add(settledTime).Before(c.taken)
-	if o.same = c.snapshots && settled && older.Ctim == newer.Ctim && older.Size == newer.Size; o.same {
-		return o, nil
-	}
 	file, err := reopen(context.Background(), node, readFlags)
 	if err != nil {
 		return nil, err
@@ -361,7 +341,7 @@ func (c *comparison) originOf(f *packedFiles, path string) (*origin, error) {
 	if (flags^int(f.current.Flags))&sys.FlagNoCOW != 0 { // such files do not share blocks
 		return nil, err
 	}
-	return o, err
+	return &origin{originState: stateOf(&older), path: path}, err
 }
 
 // find opens the file of the base that corresponds to the file of the tree with a path and an inode number; nil if there is none.

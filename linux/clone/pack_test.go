@@ -1,6 +1,7 @@
 package clone_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -92,6 +93,9 @@ func sendTree(tb testing.TB, src, dst string, interruptions int) {
 	sendPacked(tb, p, targetOf(tb, p, dst), interruptions)
 }
 
+// kept means that a base was not deleted.
+func kept() error { return nil }
+
 // sendDifferences is sendTree with the differences from a base, of which older is a copy. It returns the size of the data that was
 // sent.
 func sendDifferences(tb testing.TB, src, base, dst, older string, interruptions int) (bytes int64) {
@@ -99,7 +103,7 @@ func sendDifferences(tb testing.TB, src, base, dst, older string, interruptions 
 	p := pack(tb, src)
 	root, err := os.Open(base)
 	must(tb, err)
-	must(tb, p.Since(root))
+	must(tb, p.Since(root, kept))
 	target := targetOf(tb, p, dst)
 	target.Base, target.MaxShared = open(tb, older), gib
 	return sendPacked(tb, p, target, interruptions)
@@ -195,6 +199,36 @@ func TestPackDifferences(t *testing.T) {
 	}
 }
 
+// TestPackDifferencesTimes: files with the same inode number, size and times, but other content, differ.
+func TestPackDifferencesTimes(t *testing.T) {
+	dir, other := filesystem(t, "btrfs", "256M"), filesystem(t, "btrfs", "256M")
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"a", "b"} {
+		testenv.Run(t, "btrfs", "subvolume", "create", path(name))
+	}
+	times := func(name string) (changed, modified unix.Timespec, inode uint64) {
+		var st unix.Stat_t
+		must(t, unix.Stat(path(name), &st))
+		return st.Ctim, st.Mtim, st.Ino
+	}
+	for same := false; !same; { // the clock of the kernel stays the same for some milliseconds
+		for _, name := range []string{"a", "b"} {
+			_ = os.Remove(path(name + "/file"))
+			must(t, os.WriteFile(path(name+"/file"), bytes.Repeat([]byte(name), 64<<10), 0o600))
+		}
+		changed, modified, inode := times("a/file")
+		c, m, i := times("b/file")
+		same = changed == c && modified == m && inode == i
+	}
+	for _, name := range []string{"a", "b"} {
+		testenv.Run(t, "btrfs", "subvolume", "snapshot", "-r", path(name), path(name+" snapshot"))
+	}
+	older, newer := mkdir(t, other, "a"), mkdir(t, other, "b")
+	sendTree(t, path("a snapshot"), older, 0)
+	sendDifferences(t, path("b snapshot"), path("a snapshot"), newer, older, 0)
+	treetest.Compare(t, path("b snapshot"), newer)
+}
+
 // TestPackDifferencesContent: on filesystems without snapshots, files with the same path are compared by their content.
 func TestPackDifferencesContent(t *testing.T) {
 	for _, from := range []string{"xfs", "ext4"} {
@@ -232,7 +266,7 @@ func TestPackDifferencesLimits(t *testing.T) {
 	}
 	try := func(dst, older string, maxShared int64) error {
 		p := pack(t, base)
-		must(t, p.Since(open(t, base)))
+		must(t, p.Since(open(t, base), kept))
 		target := targetOf(t, p, dst)
 		target.Base, target.MaxShared = open(t, older), maxShared
 		u, err := clone.Unpack(target)
@@ -262,6 +296,21 @@ func TestPackDifferencesLimits(t *testing.T) {
 	} {
 		if err := try(mkdir(t, test.dst, name), test.older, test.maxShared); !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v, want %v", name, err, test.want)
+		}
+	}
+}
+
+// TestPackAligned: an offset is aligned within its file without the entries of the tree.
+func TestPackAligned(t *testing.T) {
+	src := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(src, "dir"), 0o700))
+	must(t, os.WriteFile(filepath.Join(src, "dir", "file"), random(10*kib), 0o600))
+	must(t, os.WriteFile(filepath.Join(src, "dir", "other"), random(10*kib), 0o600))
+	p := pack(t, src)
+	target := targetOf(t, p, t.TempDir())
+	for _, row := range [][2]int64{{0, 0}, {4*kib + 1, 4 * kib}, {10*kib - 1, 8 * kib}, {10 * kib, 10 * kib}, {14*kib + 1, 14 * kib}, {20 * kib, 20 * kib}} {
+		if got, err := target.Aligned(p.IndexSize+row[0], 4*kib); err != nil || got != p.IndexSize+row[1] {
+			t.Errorf("offset %d: got %d, %v, want %d", row[0], got-p.IndexSize, err, row[1])
 		}
 	}
 }

@@ -205,19 +205,22 @@ func setFlags(f *os.File, flags, mask int) error {
 	return nil
 }
 
-// Aligned returns the largest offset up to an offset that is a multiple of an alignment within its file.
+// Aligned returns the largest offset up to an offset that is a multiple of an alignment within its file. It only reads the index.
 func (t *Target) Aligned(upTo, alignment int64) (int64, error) {
-	f := t.files(0, t.Each)
-	defer f.close()
+	f := newPackedFiles(t.Root, t.Index, t.IndexSize, t.Size, 0, t.Each)
 	for {
-		err := f.next()
-		switch {
-		case errors.Is(err, io.EOF):
+		r, err := f.read()
+		if errors.Is(err, io.EOF) {
 			return upTo, nil
-		case err != nil:
+		}
+		if err != nil {
 			return 0, err
-		case f.end() > upTo:
-			return upTo - max(0, upTo-f.start)%alignment, nil
+		}
+		if r.entry == nil {
+			continue
+		}
+		if start := t.IndexSize + r.data; start+r.entry.dataSize() > upTo {
+			return upTo - max(0, upTo-start)%alignment, nil
 		}
 	}
 }

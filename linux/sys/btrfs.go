@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -62,17 +61,14 @@ type (
 		n    uint8
 		_    [7]byte
 	}
-	// subvolInfo omits the UUIDs and transactions after the flags, and the times of changes.
+	// subvolInfo omits the UUIDs, transactions and times after the flags.
 	subvolInfo struct {
 		tree        uint64
 		name        [256]byte
 		parent, dir uint64
 		generation  uint64
 		flags       uint64
-		_           [96]byte
-		seconds     int64
-		nanoseconds uint32
-		_           [100]byte
+		_           [208]byte
 	}
 	inoLookup struct {
 		tree, object uint64
@@ -214,16 +210,6 @@ func SubvolumeInfo(root *os.File) (name string, readOnly bool, err error) {
 	var info subvolInfo
 	err = ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
 	return unix.ByteSliceToString(info.name[:]), info.flags&btrfsRootReadOnly != 0, err
-}
-
-// SnapshotTime returns when the subvolume whose root is open was created. It is zero if the subvolume is not read-only.
-func SnapshotTime(root *os.File) (time.Time, error) {
-	var info subvolInfo
-	err := ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
-	if err != nil || info.flags&btrfsRootReadOnly == 0 {
-		return time.Time{}, err
-	}
-	return time.Unix(info.seconds, int64(info.nanoseconds)), nil
 }
 
 // MakeSubvolumeWritable clears the flags of the subvolume whose root is open. The kernel has only one such

@@ -47,8 +47,10 @@ type Stack struct{ dirs []stacked }
 
 // stacked is a directory of a Stack. file is nil while the directory is closed.
 type stacked struct {
-	file     *os.File
-	name     string
+	file *os.File
+	name string
+	// length is the length of the path of the directory, relative to the root, with a slash at its end.
+	length   int
 	dev, ino uint64
 }
 
@@ -58,6 +60,9 @@ func (s *Stack) Push(dir *os.File) error {
 	var st unix.Stat_t
 	err := unix.Fstat(int(dir.Fd()), &st)
 	d.dev, d.ino = st.Dev, st.Ino
+	if n := len(s.dirs); n > 0 {
+		d.length = s.dirs[n-1].length + len(d.name) + 1
+	}
 	s.dirs = append(s.dirs, d)
 	if n := len(s.dirs) - maxOpen; n > 0 {
 		s.dirs[n-1].file.Close()
@@ -69,8 +74,11 @@ func (s *Stack) Push(dir *os.File) error {
 // Top returns the current directory.
 func (s *Stack) Top() *os.File { return s.dirs[len(s.dirs)-1].file }
 
-// Path returns the path of a name in the current directory, relative to the root.
+// Path returns the path of a name in the current directory, relative to the root. It is empty if it is too long for system calls.
 func (s *Stack) Path(name string) string {
+	if s.dirs[len(s.dirs)-1].length+len(name) >= unix.PathMax {
+		return ""
+	}
 	var path strings.Builder
 	for _, d := range s.dirs[1:] {
 		path.WriteString(d.name + "/")

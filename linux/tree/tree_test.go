@@ -37,6 +37,31 @@ func open(t *testing.T, dir string) *os.File {
 	return f
 }
 
+// TestStackPath: a path that is too long for system calls is empty.
+func TestStackPath(t *testing.T) {
+	var s tree.Stack
+	defer s.Close()
+	push := func(parent *os.File, name string) *os.File {
+		t.Helper()
+		dir, err := tree.OpenDir(parent, name)
+		must(t, err)
+		must(t, s.Push(dir))
+		return dir
+	}
+	dir, name := push(open(t, t.TempDir()), "."), strings.Repeat("d", unix.NAME_MAX)
+	for range unix.PathMax/(unix.NAME_MAX+1) - 1 {
+		must(t, unix.Mkdirat(int(dir.Fd()), name, 0o700))
+		dir = push(dir, name)
+	}
+	long := name[:unix.PathMax-1-len(s.Path(""))]
+	if got, want := s.Path(long), strings.Repeat(name+"/", unix.PathMax/(unix.NAME_MAX+1)-1)+long; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := s.Path(long + "d"); got != "" {
+		t.Errorf("got %q, want no path", got)
+	}
+}
+
 // deep creates the nested directories "directory/…/directory/bottom" in dir. levels is the number of those named
 // "directory". The path of the last one may be longer than PATH_MAX.
 func deep(t *testing.T, dir string, levels int) {
