@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 )
 
@@ -30,6 +31,11 @@ func TestOpenShift(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := template(t, tc.values, externalAPIs)
+			for _, role := range ofType[*rbacv1.ClusterRole](all) {
+				if slices.ContainsFunc(role.Rules, concernsConstraints) {
+					t.Errorf("the ClusterRole %s has a rule for SecurityContextConstraints, want it only in a Role", role.Name)
+				}
+			}
 			checkConstraints(t, all, "trivet-protection", tc.jobs)
 			got := map[string]string{}
 			for name, pod := range pods(all) {
@@ -50,6 +56,11 @@ func TestOpenShift(t *testing.T) {
 	}
 }
 
+// concernsConstraints reports whether a rule is about SecurityContextConstraints.
+func concernsConstraints(rule rbacv1.PolicyRule) bool {
+	return slices.Contains(rule.APIGroups, "security.openshift.io")
+}
+
 // checkConstraints checks that a ServiceAccount may use only the SecurityContextConstraints with a name, or none if it is empty.
 func checkConstraints(t *testing.T, all objects, account, want string) {
 	t.Helper()
@@ -58,7 +69,7 @@ func checkConstraints(t *testing.T, all objects, account, want string) {
 		t.Errorf("%s: got the verbs %q for SecurityContextConstraints %q, want use", account, verbs, want)
 	}
 	for _, rule := range rules(t, all, account) {
-		if slices.Contains(rule.APIGroups, "security.openshift.io") && !slices.Equal(rule.ResourceNames, []string{want}) {
+		if concernsConstraints(rule) && !slices.Equal(rule.ResourceNames, []string{want}) {
 			t.Errorf("%s: got rule %v, want only %q", account, rule, want)
 		}
 	}
