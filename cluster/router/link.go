@@ -64,7 +64,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 }
 
 // dial connects to a node. The kernel probes a connection on which nothing was received for longer than gRPC waits between two pings,
-// and closes it if a probe gets no answer.
+// and closes it if a probe gets no answer. gRPC limits the wait for the acknowledgement of sent data (TCP_USER_TIMEOUT), whatever the
+// time between two pings is.
 func dial(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 1}}
 	return d.DialContext(ctx, "tcp", address)

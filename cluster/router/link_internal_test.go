@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -120,6 +121,7 @@ func TestProbes(t *testing.T) {
 		{"TCP_KEEPIDLE", syscall.IPPROTO_TCP, syscall.TCP_KEEPIDLE, 15},
 		{"TCP_KEEPINTVL", syscall.IPPROTO_TCP, syscall.TCP_KEEPINTVL, 5},
 		{"TCP_KEEPCNT", syscall.IPPROTO_TCP, syscall.TCP_KEEPCNT, 1},
+		{"TCP_USER_TIMEOUT", syscall.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 5000}, // set by gRPC
 	} {
 		var got int
 		var failure error
