@@ -112,7 +112,7 @@ bench: deps-test build ## Measure each call, and its bare system calls for compa
 	test/vm/vm.sh --timeout 5400 --disk 16G --disk 16G -- test/bench/lvm.sh bin/bench --groups /dev/vda,/dev/vdb --binary bin/trivet --volumes 10 --rounds 1
 
 .PHONY: bench-io
-bench-io: deps-io build ## Measure I/O in volumes with fio and PostgreSQL, and files and devices for comparison (as root; an hour)
+bench-io: deps-io build ## Measure I/O in volumes with fio and PostgreSQL, and files and devices for comparison (as root; more than an hour)
 	go run ./test/bench --binary bin/trivet --io
 
 .PHONY: bench-scale
