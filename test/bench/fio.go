@@ -86,7 +86,7 @@ func (f fio) command(path, options string) []string {
 	return append([]string{"--name=io", "--thread", "--output-format=json", "--clat_percentiles=0", "--lat_percentiles=1", "--randrepeat=0", fmt.Sprintf("--size=%d", f.size), "--filename=" + path}, strings.Fields(options)...)
 }
 
-// fill writes the whole file, so that no profile allocates blocks.
+// fill writes the whole file, so that no profile allocates blocks, except on btrfs, which writes each change to new blocks.
 func (f fio) fill(ctx context.Context, p *place) {
 	measure.Must(measure.Command(ctx, "fio", f.command(p.file, direct+"--rw=write --bs=1M --iodepth=8 --end_fsync=1")...))
 }
