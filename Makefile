@@ -112,7 +112,7 @@ bench: deps-test build ## Measure each call, and its bare system calls for compa
 	test/vm/vm.sh --timeout 5400 --disk 16G --disk 16G -- test/bench/lvm.sh bin/bench --groups /dev/vda,/dev/vdb --binary bin/trivet --volumes 10 --rounds 1
 
 .PHONY: bench-io
-bench-io: deps-io build ## Measure I/O in volumes with fio and PostgreSQL, and files and devices for comparison (as root; an hour)
+bench-io: deps-io build ## Measure I/O in volumes with fio and PostgreSQL, and files and devices for comparison (as root; more than an hour)
 	go run ./test/bench --binary bin/trivet --io
 
 .PHONY: bench-scale
@@ -176,12 +176,12 @@ github-release: ## Create the release VERSION on GitHub with the files of dist/
 image-lock: ## Update the Debian packages of the image, release/image/packages.lock
 	release/image/lock.sh
 
-# Installs the packages whose programs are missing, and prints their names.
+# Installs the packages whose programs are missing, and prints their names. The second argument contains commands that run before.
 define install
 @export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
 for p in $(1); do command -v $${p%%:*} >/dev/null || missing="$$missing $${p#*:}"; done; \
 if [ -n "$$missing" ]; then \
-	echo "Installing Debian packages:$$missing"; \
+	echo "Installing Debian packages:$$missing"; $(2) \
 	apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null; \
 fi
 endef
@@ -203,11 +203,10 @@ deps-run:
 	$(call install,$(RUN_PACKAGES))
 
 # Without the file (pg_createcluster(1)), the package postgresql would also create a database and start a server.
+NO_DATABASE := /etc/postgresql-common/createcluster.d/trivet.conf
 .PHONY: deps-io
 deps-io:
-	@echo create_main_cluster = false | install -D -m 0644 /dev/stdin /etc/postgresql-common/createcluster.d/trivet.conf
-	$(call install,$(IO_PACKAGES))
-	@rm /etc/postgresql-common/createcluster.d/trivet.conf
+	$(call install,$(IO_PACKAGES),trap 'rm -f $(NO_DATABASE)' EXIT; echo create_main_cluster = false | install -D -m 0644 /dev/stdin $(NO_DATABASE);)
 
 .PHONY: deps-test
 deps-test:

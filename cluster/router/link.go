@@ -43,9 +43,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then the
-		// probes of dial find a machine that does not answer, and only the deadlines of calls and of the requests for pools find
-		// a suspended driver.
+		// Each time a node refuses pings, gRPC doubles Time, up to 170 years, for the later connections to all nodes. Then the
+		// probes of dial find a machine that does not answer, and requestPools finds a suspended driver within about 35 s.
 		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -65,7 +64,8 @@ func newLinks(client func(node string) *tls.Config) *links {
 }
 
 // dial connects to a node. The kernel probes a connection on which nothing was received for longer than gRPC waits between two pings,
-// and closes it if a probe gets no answer.
+// and closes it if a probe gets no answer. gRPC limits the wait for the acknowledgement of sent data (TCP_USER_TIMEOUT), whatever the
+// time between two pings is.
 func dial(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 1}}
 	return d.DialContext(ctx, "tcp", address)
@@ -147,6 +147,16 @@ func (l *link) replace(address string, c *connection, failure error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.address, l.current, l.failure, l.state = address, c, failure, connectivity.Idle
+}
+
+// made returns the connection that is made, or nil.
+func (l *link) made() net.Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != connectivity.Ready {
+		return nil
+	}
+	return l.current.raw
 }
 
 // close ends the link. Pending calls fail.

@@ -95,7 +95,7 @@ func (d *database) load() load {
 	return load{"pgbench, 4 clients", []figure{transactions}, "", func(ctx context.Context, m meter, p *place) (o *outcome) {
 		d.serve(ctx, p, func() {
 			var out string
-			cpu := m.during(func() {
+			cpu := m.during(ctx, 0, func() {
 				out = d.pgbench(ctx, "--client=4", "--jobs=2", "--no-vacuum", "--time="+strconv.Itoa(d.seconds))
 			})
 			var err error

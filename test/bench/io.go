@@ -47,44 +47,68 @@ type outcome struct {
 	operations  int64
 	rate, bytes float64 // per second
 	p50, p99    time.Duration
-	cpu         time.Duration // of the machine
+	cpu         float64 // in µs, of the machine; NaN if it is not known
 }
 
-// figure is a number that describes an outcome.
+// figure is a number that describes an outcome; NaN if it is not known.
 type figure struct {
-	unit string
-	of   func(*outcome) float64
+	unit     string
+	decimals int
+	of       func(*outcome) float64
 }
 
 var (
-	iops         = figure{"IOPS", func(o *outcome) float64 { return o.rate }}
-	bandwidth    = figure{"MiB/s", func(o *outcome) float64 { return o.bytes / mib }}
-	transactions = figure{"transactions/s", func(o *outcome) float64 { return o.rate }}
-	p50          = figure{"p50 in µs", func(o *outcome) float64 { return float64(o.p50) / 1e3 }}
-	p99          = figure{"p99 in µs", func(o *outcome) float64 { return float64(o.p99) / 1e3 }}
+	iops         = figure{"IOPS", 0, func(o *outcome) float64 { return o.rate }}
+	bandwidth    = figure{"MiB/s", 0, func(o *outcome) float64 { return o.bytes / mib }}
+	transactions = figure{"transactions/s", 0, func(o *outcome) float64 { return o.rate }}
+	p50          = figure{"p50 in µs", 0, func(o *outcome) float64 { return microseconds(o.p50) }}
+	p99          = figure{"p99 in µs", 0, func(o *outcome) float64 { return microseconds(o.p99) }}
+	// perOperation is a figure of all loads.
+	perOperation = figure{"CPU in µs per operation", 1, func(o *outcome) float64 { return o.cpu / float64(o.operations) }}
 )
 
-// perOperation is the CPU time in µs for each operation.
-func (o *outcome) perOperation() float64 { return float64(o.cpu) / 1e3 / float64(o.operations) }
+// microseconds returns a duration in µs.
+func microseconds(d time.Duration) float64 { return float64(d) / 1e3 }
 
 // meter measures the CPU time of the machine, because loop devices and filesystems work in threads of the kernel.
 type meter struct {
-	// others is the number of CPUs that other programs keep busy.
-	others float64
+	// pause is the time before and after a run in which other programs are measured.
+	pause time.Duration
 }
 
-// newMeter measures the other programs for a duration.
-func newMeter(ctx context.Context, d time.Duration) meter {
-	start, before := time.Now(), busy()
-	measure.Must(sleep(ctx, d))
-	return meter{float64(busy()-before) / float64(time.Since(start))}
-}
+// The CPU time of a run is not known if other programs used more than mostOthers of it, or if that changed by more than
+// mostChange of it from before the run to after it.
+const (
+	mostOthers = 0.2
+	mostChange = 0.1
+)
 
-// during calls do and returns the CPU time of the machine without that of other programs.
-func (m meter) during(do func()) time.Duration {
-	start, before := time.Now(), busy()
+// during calls do and returns the CPU time of the machine in µs, without that of other programs, and without fixed, which do
+// always takes.
+func (m meter) during(ctx context.Context, fixed float64, do func()) float64 {
+	before := m.others(ctx)
+	start, earlier := time.Now(), busy()
 	do()
-	return max(0, busy()-before-time.Duration(m.others*float64(time.Since(start))))
+	elapsed, total := microseconds(time.Since(start)), microseconds(busy()-earlier)
+	return ownTime(total-fixed, before*elapsed, m.others(ctx)*elapsed)
+}
+
+// others returns the number of CPUs that other programs keep busy.
+func (m meter) others(ctx context.Context) float64 {
+	start, before := time.Now(), busy()
+	measure.Must(sleep(ctx, m.pause))
+	return float64(busy()-before) / float64(time.Since(start))
+}
+
+// ownTime returns a CPU time without that of other programs. before and after are what they would have used in the run if they
+// had worked as before it and as after it. If they used or changed too much, ownTime returns NaN.
+func ownTime(total, before, after float64) float64 {
+	others := (before + after) / 2
+	own := total - others
+	if own <= 0 || others > mostOthers*own || math.Abs(after-before) > mostChange*own {
+		return math.NaN()
+	}
+	return own
 }
 
 // busy returns the time for which the CPUs of this machine have worked (proc_stat(5)).
@@ -125,6 +149,9 @@ func (o options) ioFileSize() int64 {
 	}
 	return gib
 }
+
+// meter returns the meter of the runs.
+func (o options) meter() meter { return meter{o.duration / 4} }
 
 // ioDiskSize returns the size of the testbed's filesystem in bytes.
 func (o options) ioDiskSize() int64 {
@@ -234,8 +261,8 @@ func (r *ioResult) measureDatabase(ctx context.Context, g *testbed) {
 // run measures loads in all rounds. In each round, the places take turns in another order.
 func (r *ioResult) run(ctx context.Context, g *testbed, loads []load, places []*place) {
 	r.loads = append(r.loads, loads...)
+	m := r.options.meter()
 	for range r.options.rounds {
-		m := newMeter(ctx, r.options.duration)
 		for _, l := range loads {
 			for _, i := range rand.Perm(len(places)) {
 				p := places[i]
@@ -269,38 +296,35 @@ func median(ascending []float64) float64 { return ascending[len(ascending)/2] }
 
 // String returns a table with a row for each figure of each load in each place.
 func (r *ioResult) String() string {
-	t := markdown.Table{{"I/O", "in", "unit", "median", "min", "max", "ratio", "CPU in µs per operation", "ratio"}}
+	t := markdown.Table{{"I/O", "in", "unit", "median", "min", "max", "ratio"}}
 	for _, l := range r.loads {
-		for _, f := range l.figures {
+		for _, f := range append(slices.Clone(l.figures), perOperation) {
 			for _, p := range r.places {
-				values := r.of(l, p, f.of)
-				if len(values) == 0 {
-					continue // a device has no database
+				if values := r.of(l, p, f.of); len(values) > 0 { // a device has no database
+					t.Row(append([]string{l.name, p.name, f.unit}, r.cells(l, p, f)...)...)
 				}
-				cells := []string{l.name, p.name, f.unit, whole(median(values)), whole(values[0]), whole(values[len(values)-1]), times(r.ratio(l, p, f.of))}
-				t.Row(append(cells, r.cpuCells(l, p)...)...)
 			}
 		}
 	}
 	return fmt.Sprintf("### %s\n\n%s; %d rounds of %v, places in turns; the file has %s.\n", r.title, machine(), r.options.rounds, r.options.duration, mebibytes(r.options.ioFileSize())) +
-		"\"ratio\" is to the first place. CPU is the time of the whole machine, with fio or PostgreSQL and the threads of the kernel, without the start of fio and without what other programs used before the round.\n\n" + t.Text(true)
+		"\"ratio\" is to the first place. CPU is the time of the whole machine, with fio or PostgreSQL and the threads of the kernel, without the start of fio and without other programs.\n\n" + t.Text(true)
 }
 
-// cpuCells returns the CPU time for each operation, and its ratio to the floor. They are empty if other programs used so much
-// that the time is not known.
-func (r *ioResult) cpuCells(l load, p *place) []string {
-	cells := []string{"", ""}
-	if own := median(r.of(l, p, (*outcome).perOperation)); own > 0 {
-		cells[0] = fmt.Sprintf("%.1f", own)
-		if ratio := r.ratio(l, p, (*outcome).perOperation); !math.IsInf(ratio, 0) {
-			cells[1] = times(ratio)
-		}
+// cells returns the median, minimum and maximum of a figure, and the ratio to the floor. Cells that are not known are empty.
+func (r *ioResult) cells(l load, p *place, f figure) []string {
+	values := r.of(l, p, f.of)
+	if math.IsNaN(values[0]) { // NaN is the first in the order
+		return []string{"", "", "", ""}
 	}
-	return cells
+	var cells []string
+	for _, n := range []float64{median(values), values[0], values[len(values)-1]} {
+		cells = append(cells, strconv.FormatFloat(n, 'f', f.decimals, 64))
+	}
+	if floor := r.of(l, r.places[0], f.of); math.IsNaN(floor[0]) {
+		return append(cells, "")
+	}
+	return append(cells, times(r.ratio(l, p, f.of)))
 }
-
-// whole returns a number without decimals.
-func whole(n float64) string { return strconv.FormatFloat(n, 'f', 0, 64) }
 
 // machine describes the machine.
 func machine() string {

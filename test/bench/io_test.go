@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +97,47 @@ func awaitFio(t *testing.T, dir string) {
 		}
 	}
 	t.Fatal("timed out waiting for fio")
+}
+
+// TestOwnTime: the CPU time of a run is not known if other programs used too much, or used more or less after it than before.
+func TestOwnTime(t *testing.T) {
+	unknown := math.NaN()
+	for _, tc := range []struct{ total, before, after, want float64 }{
+		{100, 0, 0, 100},
+		{110, 10, 10, 100},
+		{110, 8, 12, 100},
+		{110, 4, 16, unknown},
+		{125, 25, 25, unknown},
+		{10, 20, 20, unknown},
+		{0, 0, 0, unknown},
+	} {
+		if got := ownTime(tc.total, tc.before, tc.after); got != tc.want && !(math.IsNaN(got) && math.IsNaN(tc.want)) {
+			t.Errorf("%v, of which other programs used %v before and %v after the run: got %v, want %v", tc.total, tc.before, tc.after, got, tc.want)
+		}
+	}
+}
+
+// TestUnknownCPU: the table has no CPU time if it is not known in a round, and no ratio if that of the floor is not known.
+func TestUnknownCPU(t *testing.T) {
+	floor, volume := &place{name: "file"}, &place{name: "directory"}
+	l := load{name: "reads"}
+	r := &ioResult{places: []*place{floor, volume}, loads: []load{l}}
+	for _, tc := range []struct {
+		floor, volume float64
+		want          []string
+	}{
+		{2, 3, []string{"1.5", "1.5", "1.5", "1.50"}},
+		{math.NaN(), 3, []string{"1.5", "1.5", "1.5", ""}},
+		{2, math.NaN(), []string{"", "", "", ""}},
+	} {
+		r.outcomes = map[ioKey][]*outcome{
+			{l.name, floor}:  {{operations: 2, cpu: tc.floor}},
+			{l.name, volume}: {{operations: 2, cpu: tc.volume}},
+		}
+		if got := r.cells(l, volume, perOperation); !slices.Equal(got, tc.want) {
+			t.Errorf("%v µs, and %v µs in the floor: got cells %q, want %q", tc.volume, tc.floor, got, tc.want)
+		}
+	}
 }
 
 // TestParseFio reads the output of fio for a job that calls fdatasync(2), and for one that reads and writes.

@@ -24,10 +24,11 @@ registered, the StorageClasses, and the node. */}}
 {{- end }}
 {{- end -}}
 
-{{/* The SecurityContextConstraints of OpenShift that allow the pods: dict "root" $ "pod" "node" or "controller". With NFS
-volumes, the controller's driver has capabilities that only privileged allows. */}}
+{{/* The SecurityContextConstraints of OpenShift that allow the pods: dict "root" $ "pod" "node", "controller" or
+"protection". With NFS volumes, the controller's driver has capabilities that only privileged allows. */}}
 {{- define "trivet.scc" -}}
-{{- ternary "privileged" "nonroot-v2" (or (eq .pod "node") (not (empty (include "trivet.nfs" .root)))) -}}
+{{- $nfs := not (empty (include "trivet.nfs" .root)) -}}
+{{- ternary "privileged" "nonroot-v2" (or (eq .pod "node") (and (eq .pod "controller") $nfs)) -}}
 {{- end -}}
 
 {{/* For the pods on OpenShift: dict as of trivet.scc. */}}
