@@ -167,10 +167,11 @@ var diskErrors = []error{
 }
 
 // Probe reads the marker of a pool of this node from the disk, because the page cache hides a disk that fails or was removed. The error
-// is ErrDiskUnreadable; Check returns the other errors of the marker. It finds nothing if the filesystem has no direct I/O for the
-// marker, such as btrfs, which stores the content of small files in its metadata.
+// is ErrDiskUnreadable; Check returns the other errors of the marker. It finds nothing if the data of the volumes is not on the
+// filesystem of the marker, and if the filesystem has no direct I/O for the marker, such as btrfs, which stores the content of small
+// files in its metadata.
 func (p *Pool) Probe() error {
-	if p.Shared() {
+	if p.Shared() || p.storage != nil { // the volumes in disks and volume groups have conditions of their own
 		return nil
 	}
 	marker, err := p.root.OpenFile(markerFile, os.O_RDONLY|unix.O_DIRECT, 0)
