@@ -155,7 +155,7 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
 	}
 	if last, ok, err := p.Checked(v); err == nil && ok {
 		r.LastCheck, r.LastResult = last.At, resultOf(last.Damaged)

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,12 +107,23 @@ func (s *scheduler) repeat(name string, when pool.Schedule) {
 	}
 }
 
+// errNotBegun means that a run has only waited for its turn.
+var errNotBegun = errors.New("it was waiting for its turn")
+
 // failures are the last runs for volumes if they have failed, or if the window was over.
 type failures map[volume.ID]failure
 
 type failure struct {
 	at     time.Time
 	reason string
+}
+
+// lastRun returns when the last run for a candidate was, whether it was complete or not.
+func (f failures) lastRun(c candidate) time.Time {
+	if at := f[c.id].at; at.After(c.last) {
+		return at
+	}
+	return c.last
 }
 
 // search runs the task for the volumes of a pool that are due.
@@ -137,14 +147,13 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 }
 
 // runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
-// ago. It stops at the end of the window. A volume whose run has failed, or has not ended in the window, comes after the others.
+// ago. It stops at the end of the window. A run that has failed, or has not ended in the window, also counts for the order:
+// otherwise the same volumes would use each window, and the others would never have a turn.
 func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures) {
 	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
 		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
 	})
-	slices.SortFunc(all, func(a, b candidate) int {
-		return cmp.Or(failed[a.id].at.Compare(failed[b.id].at), a.last.Compare(b.last))
-	})
+	slices.SortFunc(all, func(a, b candidate) int { return failed.lastRun(a).Compare(failed.lastRun(b)) })
 	left := when.Left(time.Now())
 	if left == 0 {
 		return
@@ -160,6 +169,9 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 		err := c.run(ctx)
 		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
 			delete(failed, c.id)
+			continue
+		}
+		if errors.Is(err, errNotBegun) {
 			continue
 		}
 		failed[c.id] = failure{time.Now(), err.Error()}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/trivet-csi/trivet/pool"
@@ -53,8 +54,56 @@ func TestScheduleOrder(t *testing.T) {
 	}
 }
 
-// TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes. A run that another
-// call has ended is repeated at once.
+// TestScheduleFair: if the windows are too short for all volumes, each of them has its turn, also one whose run was interrupted.
+func TestScheduleFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScheduleTest(t)
+		var err error
+		s.when, _, err = pool.Config{Check: pool.Daily, CheckWindow: "00:00-01:00"}.Checking() // the clock begins at midnight
+		must(t, err)
+		last, ended := map[string]time.Time{}, map[string]int{}
+		for range 10 {
+			midnight := time.Now()
+			var all []candidate
+			for _, name := range []string{"a", "b", "c", "d"} {
+				all = append(all, candidate{volume.ID{Name: name}, last[name], func(ctx context.Context) error {
+					begun := time.Now()
+					select {
+					case <-ctx.Done(): // the second one of each window
+						return context.Cause(ctx)
+					case <-time.After(40 * time.Minute):
+						last[name] = begun
+						ended[name]++
+						return nil
+					}
+				}})
+			}
+			s.runDue(all, s.when, s.failed)
+			<-time.After(time.Until(midnight.AddDate(0, 0, 1)))
+		}
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if ended[name] < 2 {
+				t.Errorf("got %v complete runs in 10 windows, want at least 2 for each of four volumes", ended)
+				break
+			}
+		}
+	})
+}
+
+// TestScheduleNotBegun: a run that has only waited for its turn until the end of the window does not count.
+func TestScheduleNotBegun(t *testing.T) {
+	s := newScheduleTest(t)
+	earlier := failure{time.Now().Add(-2 * scheduleRetry), "earlier"}
+	s.failed[volume.ID{Name: "b"}] = earlier
+	s.results = map[string]error{"a": errNotBegun, "b": errNotBegun}
+	s.run(map[string]int{"a": 25, "b": 25})
+	if len(s.failed) != 1 || s.failed[volume.ID{Name: "b"}] != earlier {
+		t.Errorf("got failures %v, want only the earlier one of volume b", s.failed)
+	}
+}
+
+// TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes whose last run was before
+// it. A run that another call has ended is repeated at once.
 func TestScheduleFailures(t *testing.T) {
 	s := newScheduleTest(t)
 	hours := map[string]int{"failed": 99, "skipped": 98, "held": 97, "other": 25}

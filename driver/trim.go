@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -129,7 +130,7 @@ func (t *trims) trim(ctx context.Context, c trimmable) (total uint64, err error)
 	case state.turn <- struct{}{}:
 		defer func() { <-state.turn }()
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return 0, fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
 	}
 	began := time.Now()
 	total, err = t.trimSteps(ctx, c, state)
