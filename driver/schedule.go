@@ -158,8 +158,12 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 	if left == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(s.ctx, left, s.task.ends)
-	defer cancel()
+	ctx := s.ctx
+	if left != pool.Forever {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, left, s.task.ends)
+		defer cancel()
+	}
 	log := klog.FromContext(ctx)
 	for _, c := range all {
 		before, retried := failed[c.id]

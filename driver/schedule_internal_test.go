@@ -126,7 +126,7 @@ func TestScheduleFailures(t *testing.T) {
 	}
 }
 
-// TestScheduleWindow: no run begins outside the window, and a run ends with it.
+// TestScheduleWindow: no run begins outside the window, and a run ends with it. Without a window, a run has no limit.
 func TestScheduleWindow(t *testing.T) {
 	s := newScheduleTest(t)
 	clock := func(d time.Duration) string { return time.Now().UTC().Add(d).Format("15:04") }
@@ -135,6 +135,12 @@ func TestScheduleWindow(t *testing.T) {
 		must(t, err)
 		return when
 	}
+	s.runDue([]candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
+		if deadline, limited := ctx.Deadline(); limited {
+			t.Errorf("without a window: got the end %v, want none", deadline)
+		}
+		return nil
+	}}}, s.when, s.failed)
 	s.when = window(2*time.Hour, 3*time.Hour)
 	if got := s.run(map[string]int{"a": 25}); len(got) != 0 {
 		t.Errorf("outside the window: got runs for %v, want none", got)
