@@ -16,6 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// hangTime is the time after the end of its context until a check that has not returned counts as failed.
+const hangTime = 5 * time.Minute
+
+var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and the node checks no other volume until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
+
 // errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
 var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
 
@@ -160,6 +165,7 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	if last, ok, err := p.Checked(v); err == nil && ok {
 		r.LastCheck, r.LastResult = last.At, resultOf(last.Damaged)
 	}
+	defer c.watch(ctx, *r)()
 	r.Began = time.Now().UTC().Truncate(time.Second)
 	began := time.Now()
 	r.Errors, err = b.CheckFilesystem(ctx, v)
@@ -180,6 +186,24 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	}
 	c.count(ctx, *r, err)
 	return err
+}
+
+// watch logs and counts a check that has not returned some time after the end of ctx, for example because a disk does not answer.
+func (c *checks) watch(ctx context.Context, r CheckResult) (returned func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+		case <-time.After(hangTime):
+			c.count(ctx, r, errCheckHangs)
+		}
+	}()
+	return func() { close(done) }
 }
 
 func resultOf(damaged bool) string {
