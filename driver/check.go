@@ -233,7 +233,7 @@ func (c *checks) count(ctx context.Context, r CheckResult, err error) {
 
 var (
 	checksTotal = prometheus.NewDesc("trivet_checks_total", "Checks of the filesystems of volumes by this process, by result: clean, damaged, failed; alert when damaged grows.", []string{"pool", "result"}, nil)
-	checkOldest = prometheus.NewDesc("trivet_check_oldest_timestamp_seconds", "Pool with check: Unix time of the last check of the volume that was not checked for the longest time, or of its creation.", []string{"pool"}, nil)
+	checkOldest = prometheus.NewDesc("trivet_check_oldest_timestamp_seconds", "Pool with check: Unix time of the last check of the volume that was not checked for the longest time, or of its creation; without volumes that cannot be checked.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -19,7 +19,7 @@ import (
 const (
 	// scheduleInterval is how often the volumes of a pool are searched for those that are due.
 	scheduleInterval = 5 * time.Minute
-	// scheduleRetry is the time after a failed run before the task runs again for the volume.
+	// scheduleRetry is the time after a failed run before the task runs again for the volume, unless the volume was skipped.
 	scheduleRetry = time.Hour
 )
 
@@ -114,8 +114,17 @@ var errNotBegun = errors.New("it was waiting for its turn")
 type failures map[volume.ID]failure
 
 type failure struct {
-	at     time.Time
-	reason string
+	at      time.Time
+	reason  string
+	skipped bool // the task cannot run for the volume (ErrPrecondition), so it is tried again only after a whole interval
+}
+
+// waits reports whether it is too early to repeat a run.
+func (f failure) waits(when pool.Schedule, now time.Time) bool {
+	if f.skipped {
+		return !when.Due(f.at, now)
+	}
+	return now.Sub(f.at) < scheduleRetry
 }
 
 // lastRun returns when the last run for a candidate was, whether it was complete or not.
@@ -124,6 +133,17 @@ func (f failures) lastRun(c candidate) time.Time {
 		return at
 	}
 	return c.last
+}
+
+// oldest returns when the last complete run was for the candidate for which it was the longest time ago, without those that were
+// skipped. It is zero without a candidate.
+func (f failures) oldest(all []candidate) (oldest time.Time) {
+	for _, c := range all {
+		if !f[c.id].skipped && (oldest.IsZero() || c.last.Before(oldest)) {
+			oldest = c.last
+		}
+	}
+	return oldest
 }
 
 // search runs the task for the volumes of a pool that are due.
@@ -137,10 +157,7 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 		return err
 	}
 	s.mu.Lock()
-	s.oldests[name] = time.Time{}
-	if len(all) > 0 {
-		s.oldests[name] = slices.MinFunc(all, func(a, b candidate) int { return a.last.Compare(b.last) }).last
-	}
+	s.oldests[name] = failed.oldest(all)
 	s.mu.Unlock()
 	s.runDue(all, when, failed)
 	return nil
@@ -167,7 +184,7 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 	log := klog.FromContext(ctx)
 	for _, c := range all {
 		before, retried := failed[c.id]
-		if ctx.Err() != nil || !when.Due(c.last, time.Now()) || retried && time.Since(before.at) < scheduleRetry {
+		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(when, now) {
 			continue
 		}
 		err := c.run(ctx)
@@ -178,12 +195,13 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 		if errors.Is(err, errNotBegun) {
 			continue
 		}
-		failed[c.id] = failure{time.Now(), err.Error()}
+		skipped := errors.Is(err, volume.ErrPrecondition)
+		failed[c.id] = failure{time.Now(), err.Error(), skipped}
 		switch {
 		case s.ctx.Err() != nil:
 		case ctx.Err() != nil:
 			log.Info("Stopped at the end of the window", "task", s.task.name, "volume", c.id)
-		case errors.Is(err, volume.ErrPrecondition) && err.Error() != before.reason: // the task logs the other errors
+		case skipped && err.Error() != before.reason: // the task logs the other errors
 			log.Info("Skipped a volume", "task", s.task.name, "volume", c.id, "reason", err.Error())
 		}
 	}

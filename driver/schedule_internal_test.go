@@ -93,7 +93,7 @@ func TestScheduleFair(t *testing.T) {
 // TestScheduleNotBegun: a run that has only waited for its turn until the end of the window does not count.
 func TestScheduleNotBegun(t *testing.T) {
 	s := newScheduleTest(t)
-	earlier := failure{time.Now().Add(-2 * scheduleRetry), "earlier"}
+	earlier := failure{at: time.Now().Add(-2 * scheduleRetry), reason: "earlier"}
 	s.failed[volume.ID{Name: "b"}] = earlier
 	s.results = map[string]error{"a": errNotBegun, "b": errNotBegun}
 	s.run(map[string]int{"a": 25, "b": 25})
@@ -103,7 +103,7 @@ func TestScheduleNotBegun(t *testing.T) {
 }
 
 // TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes whose last run was before
-// it. A run that another call has ended is repeated at once.
+// it. A run that another call has ended is repeated at once, and one for a volume that was skipped after a whole interval.
 func TestScheduleFailures(t *testing.T) {
 	s := newScheduleTest(t)
 	hours := map[string]int{"failed": 99, "skipped": 98, "held": 97, "other": 25}
@@ -114,15 +114,36 @@ func TestScheduleFailures(t *testing.T) {
 	if got, want := s.run(hours), []string{"held", "other"}; !slices.Equal(got, want) {
 		t.Errorf("after failures: got runs for %v, want %v", got, want)
 	}
-	for id, f := range s.failed {
-		s.failed[id] = failure{f.at.Add(-scheduleRetry), f.reason}
+	earlier := func(by time.Duration) {
+		for id, f := range s.failed {
+			f.at = f.at.Add(-by)
+			s.failed[id] = f
+		}
 	}
-	if got, want := s.run(hours), []string{"held", "other", "failed", "skipped"}; !slices.Equal(got, want) {
+	earlier(scheduleRetry)
+	if got, want := s.run(hours), []string{"held", "other", "failed"}; !slices.Equal(got, want) {
 		t.Errorf("an hour after failures: got runs for %v, want %v", got, want)
+	}
+	earlier(23 * time.Hour)
+	if got, want := s.run(hours), []string{"held", "other", "skipped", "failed"}; !slices.Equal(got, want) {
+		t.Errorf("a day after failures: got runs for %v, want %v", got, want)
 	}
 	s.run(map[string]int{"other": 25})
 	if len(s.failed) != 0 {
 		t.Errorf("got failures %v of volumes that cannot be used any more, want none", s.failed)
+	}
+}
+
+// TestScheduleOldest: a volume that was skipped does not count.
+func TestScheduleOldest(t *testing.T) {
+	at := func(hour int) time.Time { return time.Date(2026, 3, 1, hour, 0, 0, 0, time.UTC) }
+	all := []candidate{{id: volume.ID{Name: "skipped"}, last: at(1)}, {id: volume.ID{Name: "b"}, last: at(3)}, {id: volume.ID{Name: "failed"}, last: at(2)}}
+	failed := failures{{Name: "skipped"}: {skipped: true}, {Name: "failed"}: {}}
+	if got := failed.oldest(all); !got.Equal(at(2)) {
+		t.Errorf("got %v, want %v", got, at(2))
+	}
+	if got := failed.oldest(all[:1]); !got.IsZero() {
+		t.Errorf("got %v without a volume that can be used, want none", got)
 	}
 }
 

@@ -258,7 +258,7 @@ func (t *trims) forget(id volume.ID) {
 var (
 	trimBytes    = prometheus.NewDesc("trivet_trim_bytes_total", "Bytes that the kernel has discarded when this process trimmed volumes.", []string{"pool"}, nil)
 	trimFailures = prometheus.NewDesc("trivet_trim_failures_total", "Trims of volumes that have failed. Each is retried after an hour.", []string{"pool"}, nil)
-	trimOldest   = prometheus.NewDesc("trivet_trim_oldest_timestamp_seconds", "Pool with trim: Unix time of the last trim of the mounted volume that was not trimmed for the longest time, or of its creation.", []string{"pool"}, nil)
+	trimOldest   = prometheus.NewDesc("trivet_trim_oldest_timestamp_seconds", "Pool with trim: Unix time of the last trim of the mounted volume that was not trimmed for the longest time, or of its creation; without volumes that cannot be trimmed.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.
