@@ -171,6 +171,9 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	r.Errors, err = b.CheckFilesystem(ctx, v)
 	r.Seconds = time.Since(began).Seconds()
 	if ctx.Err() != nil { // the check program was killed
+		if err != nil { // also if the release of the copy has failed
+			klog.FromContext(ctx).Info("A check was ended", "volume", v.ID, "error", err.Error())
+		}
 		return context.Cause(ctx)
 	}
 	if errors.Is(err, volume.ErrExhausted) {
