@@ -76,10 +76,7 @@ func (c *checks) candidates(_ context.Context, p *pool.Pool) (all []candidate, e
 				continue
 			}
 			last, ok, err := p.Checked(v)
-			if err != nil {
-				return nil, err
-			}
-			if !ok {
+			if err != nil || !ok { // health reports a result that cannot be read
 				last.At = v.Created
 			}
 			all = append(all, candidate{v.ID, last.At, func(ctx context.Context) error {
