@@ -110,7 +110,7 @@ func (s *scheduler) repeat(name string, when pool.Schedule) {
 // errNotBegun means that a run has only waited for its turn.
 var errNotBegun = errors.New("it was waiting for its turn")
 
-// failures are the last runs for volumes if they have failed, or if the window was over.
+// failures are the last runs for volumes if they have failed, or have not ended in a window in which they were the first.
 type failures map[volume.ID]failure
 
 type failure struct {
@@ -164,8 +164,9 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 }
 
 // runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
-// ago. It stops at the end of the window. A run that has failed, or has not ended in the window, also counts for the order:
-// otherwise the same volumes would use each window, and the others would never have a turn.
+// ago. It stops at the end of the window. A run that has failed also counts for the order, and one that has not ended in the window
+// only if it was the first: so a volume that needs more than the rest of a window is the first in a later one, and a volume that
+// needs more than a window does not keep the others from their turn.
 func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures) {
 	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
 		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
@@ -182,6 +183,7 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 		defer cancel()
 	}
 	log := klog.FromContext(ctx)
+	first := true
 	for _, c := range all {
 		before, retried := failed[c.id]
 		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(when, now) {
@@ -190,13 +192,17 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 		err := c.run(ctx)
 		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
 			delete(failed, c.id)
+			first = false
 			continue
 		}
 		if errors.Is(err, errNotBegun) {
 			continue
 		}
 		skipped := errors.Is(err, volume.ErrPrecondition)
-		failed[c.id] = failure{time.Now(), err.Error(), skipped}
+		if first || ctx.Err() == nil {
+			failed[c.id] = failure{time.Now(), err.Error(), skipped}
+		}
+		first = false
 		switch {
 		case s.ctx.Err() != nil:
 		case ctx.Err() != nil:
