@@ -13,7 +13,11 @@ import (
 func TestCheckHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecks(t.Context(), nil, nil, []pool.Config{{Name: "p"}})
-		failed := countedCheck{"p", CheckFailed}
+		failed := func() float64 {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.counts[countedCheck{"p", CheckFailed}]
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		hangs := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed})
 		ends := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed})
@@ -21,12 +25,12 @@ func TestCheckHangs(t *testing.T) {
 		cancel()
 		<-time.After(hangTime - time.Second)
 		ends()
-		if got := c.counts[failed]; got != 0 {
+		if got := failed(); got != 0 {
 			t.Errorf("got %v failed checks before the time is over, want none", got)
 		}
 		<-time.After(2 * time.Second)
 		synctest.Wait()
-		if got := c.counts[failed]; got != 1 {
+		if got := failed(); got != 1 {
 			t.Errorf("got %v failed checks, want one", got)
 		}
 		hangs()
