@@ -2,9 +2,12 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -40,6 +43,16 @@ func (d *Devices) Checkable(v volume.Volume) error {
 // NotFormatted is the error for a volume that has no filesystem yet.
 func NotFormatted(v volume.Volume) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s has no filesystem yet: the driver creates it when the volume is staged for the first time", v.ID)
+}
+
+// CheckCopy checks the filesystem on a copy of a volume (see blockdev.CheckCopy). The error is ErrPrecondition if the copy cannot be
+// mounted together with the volume.
+func CheckCopy(ctx context.Context, device *os.File, v volume.Volume) (found string, err error) {
+	found, err = blockdev.CheckCopy(ctx, device, v.FSType)
+	if errors.Is(err, blockdev.ErrForeign) {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s: %w: check it with the tools of %s while the volume is not staged", v.ID, err, v.FSType)
+	}
+	return found, err
 }
 
 // FilesystemCondition is a Check that reports the errors which the last check of a volume has found, or that

@@ -16,6 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// hangTime is the time after the end of its context until a check that has not returned counts as failed.
+const hangTime = 5 * time.Minute
+
+var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and the node checks no other volume until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
+
 // errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
 var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
 
@@ -71,10 +76,7 @@ func (c *checks) candidates(_ context.Context, p *pool.Pool) (all []candidate, e
 				continue
 			}
 			last, ok, err := p.Checked(v)
-			if err != nil {
-				return nil, err
-			}
-			if !ok {
+			if err != nil || !ok { // health reports a result that cannot be read
 				last.At = v.Created
 			}
 			all = append(all, candidate{v.ID, last.At, func(ctx context.Context) error {
@@ -155,16 +157,20 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
 	}
 	if last, ok, err := p.Checked(v); err == nil && ok {
 		r.LastCheck, r.LastResult = last.At, resultOf(last.Damaged)
 	}
+	defer c.watch(ctx, *r)()
 	r.Began = time.Now().UTC().Truncate(time.Second)
 	began := time.Now()
 	r.Errors, err = b.CheckFilesystem(ctx, v)
 	r.Seconds = time.Since(began).Seconds()
 	if ctx.Err() != nil { // the check program was killed
+		if err != nil { // also if the release of the copy has failed
+			klog.FromContext(ctx).Info("A check was ended", "volume", v.ID, "error", err.Error())
+		}
 		return context.Cause(ctx)
 	}
 	if errors.Is(err, volume.ErrExhausted) {
@@ -180,6 +186,24 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	}
 	c.count(ctx, *r, err)
 	return err
+}
+
+// watch logs and counts a check that has not returned some time after the end of ctx, for example because a disk does not answer.
+func (c *checks) watch(ctx context.Context, r CheckResult) (returned func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+		case <-time.After(hangTime):
+			c.count(ctx, r, errCheckHangs)
+		}
+	}()
+	return func() { close(done) }
 }
 
 func resultOf(damaged bool) string {
@@ -209,7 +233,7 @@ func (c *checks) count(ctx context.Context, r CheckResult, err error) {
 
 var (
 	checksTotal = prometheus.NewDesc("trivet_checks_total", "Checks of the filesystems of volumes by this process, by result: clean, damaged, failed; alert when damaged grows.", []string{"pool", "result"}, nil)
-	checkOldest = prometheus.NewDesc("trivet_check_oldest_timestamp_seconds", "Pool with check: Unix time of the last check of the volume that was not checked for the longest time, or of its creation.", []string{"pool"}, nil)
+	checkOldest = prometheus.NewDesc("trivet_check_oldest_timestamp_seconds", "Pool with check: Unix time of the last check of the volume that was not checked for the longest time, or of its creation; without volumes that cannot be checked.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +19,8 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestScheduledCheck: a driver checks the volumes that are due, and the next driver does not check them again.
+// TestScheduledCheck: a driver checks the volumes that are due, and the next driver does not check them again. A volume whose last
+// result cannot be read does not prevent the checks of the others.
 func TestScheduledCheck(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
@@ -26,6 +28,11 @@ func TestScheduledCheck(t *testing.T) {
 	o.Config.Pools[0].Check = pool.Weekly
 	d := backendtest.StartWith(t, o)
 	kind := backendtest.Kind{FSType: "ext4"}
+	unreadable := createNamed(t, d, "unreadable", kind, 64).GetVolumeId()
+	recordOf := func(id string) string {
+		return filepath.Join(d.Pool(), "volumes", id[strings.LastIndex(id, ":")+1:], "checked")
+	}
+	must(t, os.Mkdir(recordOf(unreadable), 0o700))
 	var records []string
 	for _, name := range []string{"recent", "due", "oldest"} {
 		v := createNamed(t, d, name, kind, 64)
@@ -35,7 +42,7 @@ func TestScheduledCheck(t *testing.T) {
 			VolumeCapability: kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
 		})
 		must(t, err)
-		records = append(records, filepath.Join(d.Pool(), "volumes", id[strings.LastIndex(id, ":")+1:], "checked"))
+		records = append(records, recordOf(id))
 		_, err = d.Node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 		must(t, err)
 	}
@@ -45,33 +52,45 @@ func TestScheduledCheck(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(fmt.Sprintf(`{"at":%q,"damaged":false}`+"\n", at.Format(time.RFC3339))), 0o600))
 		return at
 	}
-	recent := record(records[0], 6)
+	record(records[0], 6)
 	record(records[1], 8)
 	oldest := record(records[2], 9)
 	bin := t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	must(t, os.WriteFile(filepath.Join(bin, "e2fsck"), []byte("#!/bin/sh\necho error 1; exit 12\n"), 0o755))
-	checked := func(damaged int, oldest time.Time) {
+	checked := func(damaged int, metrics ...string) {
 		t.Helper()
+		metrics = append(metrics, fmt.Sprintf(`trivet_checks_total{pool="default",result="damaged"} %d`, damaged))
 		await(t, "checks", func() bool {
 			_, text := get(t, o.HTTPAddress, "/metrics")
-			return strings.Contains(text, fmt.Sprintf(`trivet_checks_total{pool="default",result="damaged"} %d`+"\n", damaged)) &&
-				strings.Contains(text, fmt.Sprintf(`trivet_check_oldest_timestamp_seconds{pool="default"} %v`+"\n", float64(oldest.Unix())))
+			return !slices.ContainsFunc(metrics, func(m string) bool { return !strings.Contains(text, m+"\n") })
 		})
+	}
+	read := func() (all []string) {
+		for _, record := range records {
+			b, err := os.ReadFile(record)
+			must(t, err)
+			all = append(all, string(b))
+		}
+		return all
 	}
 	d.Stop(t)
 	d = backendtest.StartWith(t, o)
-	checked(2, oldest)
+	checked(2, fmt.Sprintf(`trivet_check_oldest_timestamp_seconds{pool="default"} %v`, float64(oldest.Unix())))
+	first := read()
 	for i, want := range []bool{false, true, true} {
-		b, err := os.ReadFile(records[i])
-		must(t, err)
-		if got := strings.Contains(string(b), `"damaged":true`); got != want {
-			t.Errorf("volume %d has the record %s, want that it was checked: %t", i, b, want)
+		if got := strings.Contains(first[i], `"damaged":true`); got != want {
+			t.Errorf("volume %d has the record %s, want that it was checked: %t", i, first[i], want)
 		}
 	}
 	d.Stop(t)
+	record(records[0], -1) // a time in the future does not count, and is the last one in the order
 	backendtest.StartWith(t, o)
-	checked(0, recent)
+	await(t, "the last check", func() bool { return strings.Contains(read()[0], `"damaged":true`) })
+	checked(1)
+	if got := read(); !slices.Equal(got[1:], first[1:]) {
+		t.Errorf("the next driver has changed the records %q to %q", first[1:], got[1:])
+	}
 }
 
 // TestCheck: the results of a check program are returned and counted. A volume can be unstaged and deleted while it is checked. The

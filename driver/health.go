@@ -204,9 +204,15 @@ func (e *examiner) volumesIn(s pool.State) (ids []string, err error) {
 	if s.Err != nil {
 		return nil, s.Err
 	}
-	if err := s.Pool.Probe(); err != nil { // before the list, which may fail because of the disk
-		return nil, err
+	ids, err = e.volumesOf(s)
+	if err == nil {
+		err = s.Pool.Check()
 	}
+	return ids, cmp.Or(s.Pool.Probe(), err) // a disk that fails is also the reason for other errors
+}
+
+// volumesOf reads the IDs of the volumes in an open pool of this node.
+func (e *examiner) volumesOf(s pool.State) (ids []string, err error) {
 	media := e.pools.Kinds()[s.Name]
 	for _, kind := range e.kinds {
 		if !kind.Uses(media) {
@@ -220,7 +226,7 @@ func (e *examiner) volumesIn(s pool.State) (ids []string, err error) {
 			ids = append(ids, v.ID.String())
 		}
 	}
-	return ids, s.Pool.Check()
+	return ids, nil
 }
 
 // exported returns the IDs of the volumes in an nfs pool.

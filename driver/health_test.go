@@ -157,6 +157,19 @@ func TestHealthOfPoolDisk(t *testing.T) {
 	}
 }
 
+// TestHealthOfShutDownPool: a disk that cannot be read is the reason also if the filesystem of the pool has shut down because of it, so
+// that the directory of the pool cannot be read either.
+func TestHealthOfShutDownPool(t *testing.T) {
+	at := testenv.Filesystem(t, "xfs", "512M")
+	o := examining(t, options(t, loop.Kind))
+	o.Config.Pools[0].Directory.Path = filepath.Join(at, "pool")
+	d := backendtest.StartWith(t, o)
+	create(t, d, backendtest.Kind{FSType: "ext4"}, 64)
+	awaitHealth(t, o)
+	testenv.Run(t, "xfs_io", "-x", "-c", "shutdown", at)
+	awaitHealth(t, o, `reason="DiskUnreadable",severity="inaccessible"`)
+}
+
 // TestHealthOfDisk: a pulled disk is missing until it is inserted again.
 func TestHealthOfDisk(t *testing.T) {
 	device, image, pull := testenv.Disk(t, 66<<20)

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,7 @@ import (
 const (
 	// scheduleInterval is how often the volumes of a pool are searched for those that are due.
 	scheduleInterval = 5 * time.Minute
-	// scheduleRetry is the time after a failed run before the task runs again for the volume.
+	// scheduleRetry is the time after a failed run before the task runs again for the volume, unless the volume was skipped.
 	scheduleRetry = time.Hour
 )
 
@@ -108,12 +107,43 @@ func (s *scheduler) repeat(name string, when pool.Schedule) {
 	}
 }
 
-// failures are the last runs for volumes if they have failed, or if the window was over.
+// errNotBegun means that a run has only waited for its turn.
+var errNotBegun = errors.New("it was waiting for its turn")
+
+// failures are the last runs for volumes if they have failed, or have not ended in a window in which they were the first.
 type failures map[volume.ID]failure
 
 type failure struct {
-	at     time.Time
-	reason string
+	at      time.Time
+	reason  string
+	skipped bool // the task cannot run for the volume (ErrPrecondition), so it is tried again only after a whole interval
+}
+
+// waits reports whether it is too early to repeat a run.
+func (f failure) waits(when pool.Schedule, now time.Time) bool {
+	if f.skipped {
+		return !when.Due(f.at, now)
+	}
+	return now.Sub(f.at) < scheduleRetry
+}
+
+// lastRun returns when the last run for a candidate was, whether it was complete or not.
+func (f failures) lastRun(c candidate) time.Time {
+	if at := f[c.id].at; at.After(c.last) {
+		return at
+	}
+	return c.last
+}
+
+// oldest returns when the last complete run was for the candidate for which it was the longest time ago, without those that were
+// skipped. It is zero without a candidate.
+func (f failures) oldest(all []candidate) (oldest time.Time) {
+	for _, c := range all {
+		if !f[c.id].skipped && (oldest.IsZero() || c.last.Before(oldest)) {
+			oldest = c.last
+		}
+	}
+	return oldest
 }
 
 // search runs the task for the volumes of a pool that are due.
@@ -127,47 +157,57 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 		return err
 	}
 	s.mu.Lock()
-	s.oldests[name] = time.Time{}
-	if len(all) > 0 {
-		s.oldests[name] = slices.MinFunc(all, func(a, b candidate) int { return a.last.Compare(b.last) }).last
-	}
+	s.oldests[name] = failed.oldest(all)
 	s.mu.Unlock()
 	s.runDue(all, when, failed)
 	return nil
 }
 
 // runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
-// ago. It stops at the end of the window. A volume whose run has failed, or has not ended in the window, comes after the others.
+// ago. It stops at the end of the window. A run that has failed also counts for the order, and one that has not ended in the window
+// only if it was the first: so a volume that needs more than the rest of a window is the first in a later one, and a volume that
+// needs more than a window does not keep the others from their turn.
 func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures) {
 	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
 		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
 	})
-	slices.SortFunc(all, func(a, b candidate) int {
-		return cmp.Or(failed[a.id].at.Compare(failed[b.id].at), a.last.Compare(b.last))
-	})
+	slices.SortFunc(all, func(a, b candidate) int { return failed.lastRun(a).Compare(failed.lastRun(b)) })
 	left := when.Left(time.Now())
 	if left == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(s.ctx, left, s.task.ends)
-	defer cancel()
+	ctx := s.ctx
+	if left != pool.Forever {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, left, s.task.ends)
+		defer cancel()
+	}
 	log := klog.FromContext(ctx)
+	first := true
 	for _, c := range all {
 		before, retried := failed[c.id]
-		if ctx.Err() != nil || !when.Due(c.last, time.Now()) || retried && time.Since(before.at) < scheduleRetry {
+		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(when, now) {
 			continue
 		}
 		err := c.run(ctx)
 		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
 			delete(failed, c.id)
+			first = false
 			continue
 		}
-		failed[c.id] = failure{time.Now(), err.Error()}
+		if errors.Is(err, errNotBegun) {
+			continue
+		}
+		skipped := errors.Is(err, volume.ErrPrecondition)
+		if first || ctx.Err() == nil {
+			failed[c.id] = failure{time.Now(), err.Error(), skipped}
+		}
+		first = false
 		switch {
 		case s.ctx.Err() != nil:
 		case ctx.Err() != nil:
 			log.Info("Stopped at the end of the window", "task", s.task.name, "volume", c.id)
-		case errors.Is(err, volume.ErrPrecondition) && err.Error() != before.reason: // the task logs the other errors
+		case skipped && err.Error() != before.reason: // the task logs the other errors
 			log.Info("Skipped a volume", "task", s.task.name, "volume", c.id, "reason", err.Error())
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/trivet-csi/trivet/pool"
@@ -53,8 +54,61 @@ func TestScheduleOrder(t *testing.T) {
 	}
 }
 
-// TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes. A run that another
-// call has ended is repeated at once.
+// TestScheduleFair: if the windows are too short for all volumes, each of them has its turn, also one whose run was interrupted. A
+// volume that needs more than a window uses one of five.
+func TestScheduleFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScheduleTest(t)
+		var err error
+		s.when, _, err = pool.Config{Check: pool.Daily, CheckWindow: "00:00-01:00"}.Checking() // the clock begins at midnight
+		must(t, err)
+		last, ended := map[string]time.Time{}, map[string]int{}
+		for range 10 {
+			midnight := time.Now()
+			var all []candidate
+			for _, name := range []string{"a", "b", "large", "c", "d"} {
+				needs := 40 * time.Minute
+				if name == "large" {
+					needs = 2 * time.Hour
+				}
+				all = append(all, candidate{volume.ID{Name: name}, last[name], func(ctx context.Context) error {
+					begun := time.Now()
+					select {
+					case <-ctx.Done():
+						return context.Cause(ctx)
+					case <-time.After(needs):
+						last[name] = begun
+						ended[name]++
+						return nil
+					}
+				}})
+			}
+			s.runDue(all, s.when, s.failed)
+			<-time.After(time.Until(midnight.AddDate(0, 0, 1)))
+		}
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if ended[name] != 2 {
+				t.Errorf("got %v complete runs in 10 windows, want 2 for each of four volumes", ended)
+				break
+			}
+		}
+	})
+}
+
+// TestScheduleNotBegun: a run that has only waited for its turn until the end of the window does not count.
+func TestScheduleNotBegun(t *testing.T) {
+	s := newScheduleTest(t)
+	earlier := failure{at: time.Now().Add(-2 * scheduleRetry), reason: "earlier"}
+	s.failed[volume.ID{Name: "b"}] = earlier
+	s.results = map[string]error{"a": errNotBegun, "b": errNotBegun}
+	s.run(map[string]int{"a": 25, "b": 25})
+	if len(s.failed) != 1 || s.failed[volume.ID{Name: "b"}] != earlier {
+		t.Errorf("got failures %v, want only the earlier one of volume b", s.failed)
+	}
+}
+
+// TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes whose last run was before
+// it. A run that another call has ended is repeated at once, and one for a volume that was skipped after a whole interval.
 func TestScheduleFailures(t *testing.T) {
 	s := newScheduleTest(t)
 	hours := map[string]int{"failed": 99, "skipped": 98, "held": 97, "other": 25}
@@ -65,11 +119,19 @@ func TestScheduleFailures(t *testing.T) {
 	if got, want := s.run(hours), []string{"held", "other"}; !slices.Equal(got, want) {
 		t.Errorf("after failures: got runs for %v, want %v", got, want)
 	}
-	for id, f := range s.failed {
-		s.failed[id] = failure{f.at.Add(-scheduleRetry), f.reason}
+	earlier := func(by time.Duration) {
+		for id, f := range s.failed {
+			f.at = f.at.Add(-by)
+			s.failed[id] = f
+		}
 	}
-	if got, want := s.run(hours), []string{"held", "other", "failed", "skipped"}; !slices.Equal(got, want) {
+	earlier(scheduleRetry)
+	if got, want := s.run(hours), []string{"held", "other", "failed"}; !slices.Equal(got, want) {
 		t.Errorf("an hour after failures: got runs for %v, want %v", got, want)
+	}
+	earlier(23 * time.Hour)
+	if got, want := s.run(hours), []string{"held", "other", "skipped", "failed"}; !slices.Equal(got, want) {
+		t.Errorf("a day after failures: got runs for %v, want %v", got, want)
 	}
 	s.run(map[string]int{"other": 25})
 	if len(s.failed) != 0 {
@@ -77,7 +139,20 @@ func TestScheduleFailures(t *testing.T) {
 	}
 }
 
-// TestScheduleWindow: no run begins outside the window, and a run ends with it.
+// TestScheduleOldest: a volume that was skipped does not count.
+func TestScheduleOldest(t *testing.T) {
+	at := func(hour int) time.Time { return time.Date(2026, 3, 1, hour, 0, 0, 0, time.UTC) }
+	all := []candidate{{id: volume.ID{Name: "skipped"}, last: at(1)}, {id: volume.ID{Name: "b"}, last: at(3)}, {id: volume.ID{Name: "failed"}, last: at(2)}}
+	failed := failures{{Name: "skipped"}: {skipped: true}, {Name: "failed"}: {}}
+	if got := failed.oldest(all); !got.Equal(at(2)) {
+		t.Errorf("got %v, want %v", got, at(2))
+	}
+	if got := failed.oldest(all[:1]); !got.IsZero() {
+		t.Errorf("got %v without a volume that can be used, want none", got)
+	}
+}
+
+// TestScheduleWindow: no run begins outside the window, and a run ends with it. Without a window, a run has no limit.
 func TestScheduleWindow(t *testing.T) {
 	s := newScheduleTest(t)
 	clock := func(d time.Duration) string { return time.Now().UTC().Add(d).Format("15:04") }
@@ -86,6 +161,12 @@ func TestScheduleWindow(t *testing.T) {
 		must(t, err)
 		return when
 	}
+	s.runDue([]candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
+		if deadline, limited := ctx.Deadline(); limited {
+			t.Errorf("without a window: got the end %v, want none", deadline)
+		}
+		return nil
+	}}}, s.when, s.failed)
 	s.when = window(2*time.Hour, 3*time.Hour)
 	if got := s.run(map[string]int{"a": 25}); len(got) != 0 {
 		t.Errorf("outside the window: got runs for %v, want none", got)

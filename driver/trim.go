@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
@@ -129,7 +130,7 @@ func (t *trims) trim(ctx context.Context, c trimmable) (total uint64, err error)
 	case state.turn <- struct{}{}:
 		defer func() { <-state.turn }()
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return 0, fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
 	}
 	began := time.Now()
 	total, err = t.trimSteps(ctx, c, state)
@@ -257,7 +258,7 @@ func (t *trims) forget(id volume.ID) {
 var (
 	trimBytes    = prometheus.NewDesc("trivet_trim_bytes_total", "Bytes that the kernel has discarded when this process trimmed volumes.", []string{"pool"}, nil)
 	trimFailures = prometheus.NewDesc("trivet_trim_failures_total", "Trims of volumes that have failed. Each is retried after an hour.", []string{"pool"}, nil)
-	trimOldest   = prometheus.NewDesc("trivet_trim_oldest_timestamp_seconds", "Pool with trim: Unix time of the last trim of the mounted volume that was not trimmed for the longest time, or of its creation.", []string{"pool"}, nil)
+	trimOldest   = prometheus.NewDesc("trivet_trim_oldest_timestamp_seconds", "Pool with trim: Unix time of the last trim of the mounted volume that was not trimmed for the longest time, or of its creation; without volumes that cannot be trimmed.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -158,25 +159,30 @@ func (m *localMedium) Check() error {
 // ErrDiskUnreadable means that the disk of a pool cannot be read.
 var ErrDiskUnreadable = errors.New("the disk cannot be read")
 
+// diskErrors are the errors of a file whose disk fails, was removed, or has made the kernel shut down the filesystem. They are those
+// that block drivers return, except for errors about the request, such as ENOMEM.
+var diskErrors = []error{
+	unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENODATA, unix.EREMOTEIO, unix.ENOLINK, unix.ETIMEDOUT, unix.EILSEQ,
+	unix.EUCLEAN, unix.ESHUTDOWN,
+}
+
 // Probe reads the marker of a pool of this node from the disk, because the page cache hides a disk that fails or was removed. The error
-// is ErrDiskUnreadable. It finds nothing if the filesystem has no direct I/O for the marker, such as btrfs, which stores the content of
-// small files in its metadata.
+// is ErrDiskUnreadable; Check returns the other errors of the marker. It finds nothing if the data of the volumes is not on the
+// filesystem of the marker, and if the filesystem has no direct I/O for the marker, such as btrfs, which stores the content of small
+// files in its metadata.
 func (p *Pool) Probe() error {
-	if p.Shared() {
+	if p.Shared() || p.storage != nil { // the volumes in disks and volume groups have conditions of their own
 		return nil
 	}
 	marker, err := p.root.OpenFile(markerFile, os.O_RDONLY|unix.O_DIRECT, 0)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) { // Check reports a missing marker
-		return nil
-	}
 	if err == nil {
 		err = blockdev.ProbeFile(marker)
 		_ = marker.Close()
 	}
-	if err != nil {
-		return fmt.Errorf("pool %q: %w: %s: %w: see the kernel's log; if the disk was removed, insert it, mount it again, and restart the driver", p.cfg.Name, ErrDiskUnreadable, p.cfg.Directory.Path, err)
+	if !slices.ContainsFunc(diskErrors, func(failed error) bool { return errors.Is(err, failed) }) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("pool %q: %w: %s: %w: see the kernel's log; if the disk was removed, insert it, mount it again, and restart the driver", p.cfg.Name, ErrDiskUnreadable, p.cfg.Directory.Path, err)
 }
 
 func (*localMedium) ConfirmAbsence() error { return nil }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -39,6 +40,34 @@ func TestNoAttachedFolder(t *testing.T) {
 			t.Errorf("%s: published to %v (error %v), want node n", dir, all, err)
 		}
 	}
+}
+
+// TestProbe: a disk that cannot be read is found, if the data of the volumes is on it. A missing marker is not such a disk.
+func TestProbe(t *testing.T) {
+	at := testenv.Filesystem(t, "xfs", "512M")
+	directory := newPlace(t, at).open(t)
+	records := filepath.Join(at, "records")
+	must(t, os.Mkdir(records, 0o700))
+	forms := volume.Forms{{Name: "mounted", Section: func() volume.Section { return new(idSection) }}}
+	storage, err := Open(t.Context(), forms, Config{Name: "p", Section: &mounted{at: records}}, stateRoot(t), nil)
+	must(t, err)
+	t.Cleanup(storage.Close)
+	probed := func(when string, want error) {
+		t.Helper()
+		if err := directory.Probe(); !errors.Is(err, want) {
+			t.Errorf("%s: got %v of a pool in a directory, want %v", when, err, want)
+		}
+		if err := storage.Probe(); err != nil {
+			t.Errorf("%s: got %v of a pool whose data is on other storage, want none", when, err)
+		}
+	}
+	probed("at first", nil)
+	marker := filepath.Join(at, "pool", markerFile)
+	must(t, os.Rename(marker, marker+".away"))
+	probed("without a marker", nil)
+	must(t, os.Rename(marker+".away", marker))
+	testenv.Run(t, "xfs_io", "-x", "-c", "shutdown", at)
+	probed("unreadable", ErrDiskUnreadable)
 }
 
 // failingSync is a medium on which links succeed and syncs fail.

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -63,10 +64,13 @@ func timeOfDay(t time.Time) time.Duration {
 // Scheduled reports whether the task runs without a request.
 func (s Schedule) Scheduled() bool { return s.interval > 0 }
 
-// Left returns how much of the window is left. It is 0 outside the window, and a day if there is no window.
+// Forever is the time that is left without a window.
+const Forever time.Duration = math.MaxInt64
+
+// Left returns how much of the window is left. It is 0 outside the window, and Forever if there is no window.
 func (s Schedule) Left(now time.Time) time.Duration {
 	if s.from == s.to {
-		return day
+		return Forever
 	}
 	since := (timeOfDay(now) - s.from + day) % day
 	return max(0, (s.to-s.from+day)%day-since)

@@ -30,7 +30,7 @@ func TestScheduleWindow(t *testing.T) {
 		window, now string
 		want        time.Duration
 	}{
-		{"", "12:00:00", day},
+		{"", "12:00:00", Forever},
 		{"01:00-05:00", "00:59:59", 0},
 		{"01:00-05:00", "01:00:00", 4 * time.Hour},
 		{"01:00-05:00", "04:59:00", time.Minute},

@@ -145,3 +145,16 @@ func TestCheckWithoutSharing(t *testing.T) {
 	s.mustDelete(t)
 	s.wantNothingLeft(t)
 }
+
+// TestCheckForeign: a check of a btrfs whose copy cannot get another UUID is refused with the remedy.
+func TestCheckForeign(t *testing.T) {
+	s := start(t, "4G")
+	s.setKind("btrfs")
+	s.createFormatted(t, "v")
+	testenv.Run(t, "mkfs.btrfs", "-f", "-q", "--csum", "sha256", s.image())
+	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "check it with the tools of btrfs") {
+		t.Errorf("got result %+v, want that the filesystem must be checked with its own tools", r)
+	}
+	s.mustDelete(t)
+	s.wantNothingLeft(t)
+}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -47,5 +46,5 @@ func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found s
 	}
 	defer s.closeCopy(t.id) //nolint:contextcheck // the logical volume is also closed after the end of ctx
 	crashpoint.Here(crashpoint.CheckAttached)
-	return blockdev.CheckCopy(ctx, c.File, v.FSType)
+	return backend.CheckCopy(ctx, c.File, v)
 }

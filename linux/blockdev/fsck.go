@@ -41,7 +41,8 @@ var replayOptions = map[string][]string{
 // CheckCopy checks the filesystem on a copy of a device, which no other process uses, and which CheckCopy changes: without a
 // replay of its journal, a filesystem that was in use seems to have errors. It returns the beginning of the output of the check
 // program if the filesystem has errors, and otherwise nothing. The program has the idle I/O priority and is stopped half of the
-// time. It is killed when ctx ends, and when this process ends. The error is ErrForeign for a btrfs that Format did not create.
+// time. It is killed when ctx ends, and when this process ends. The error is ErrForeign for a btrfs with checksums of another type
+// than Format creates.
 func CheckCopy(ctx context.Context, device *os.File, fsType string) (found string, err error) {
 	switch _, err := ReadSuperblock(device, fsType); {
 	case errors.Is(err, ErrNoFS):
@@ -50,7 +51,10 @@ func CheckCopy(ctx context.Context, device *os.File, fsType string) (found strin
 		return "", err
 	}
 	if fsType == "btrfs" { // the kernel mounts no two filesystems with one UUID
-		if err := Reidentify(ctx, device, fsType); err != nil {
+		switch err := Reidentify(ctx, device, fsType); {
+		case errors.Is(err, ErrNoFS): // the superblock is damaged
+			return err.Error(), nil
+		case err != nil:
 			return "", err
 		}
 	}

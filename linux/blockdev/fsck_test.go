@@ -40,4 +40,10 @@ func TestCheckCopyOfBtrfs(t *testing.T) {
 	if found := check(damaged); !strings.Contains(found, "expected csum") {
 		t.Errorf("got %q, want the expected checksum of a block", found)
 	}
+	superblock := copyImage(t, f.Name())
+	_, err = superblock.WriteAt([]byte{all[65536] + 1}, 65536)
+	must(t, err)
+	if found := check(superblock); !strings.Contains(found, "no superblock") {
+		t.Errorf("got %q of a damaged superblock, want that it is not valid", found)
+	}
 }

@@ -27,6 +27,8 @@ const (
 	btrfsOffset       = 0x30
 	btrfsMagicAt      = 0x40
 	btrfsIncompat     = 0xbc
+	btrfsChecksumType = 0xc4
+	btrfsCRC32C       = 0 // BTRFS_CSUM_TYPE_CRC32
 	btrfsMetadataUUID = 0x23b
 	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
 )
@@ -34,7 +36,7 @@ const (
 // Reidentify durably gives the filesystem on a copy of an image a new UUID, so that the copy and the original can be
 // mounted on one node. No other process may have the copy open for writing. If the copied filesystem was in use, the
 // content of its journal is kept. An interrupted call must be repeated. The error is ErrUnclean if an ext4 has
-// errors, ErrForeign if a btrfs has checksums of another type than Format creates.
+// errors, ErrNoFS if the superblock of a btrfs is damaged, ErrForeign if a btrfs has checksums of another type than Format creates.
 //
 // Reidentify does not change an xfs, because its UUID is also in its log and in all its metadata. The caller
 // must mount it with nouuid. It does not change an ext4 that Format did not create either, because its checksums can
@@ -112,15 +114,15 @@ func reidentifyBtrfs(image *os.File) error {
 			continue
 		}
 		// The kernel ignores a damaged backup and writes it again.
-		if err := rewriteBtrfs(image, offset, id); err != nil && !errors.Is(err, ErrForeign) {
+		if err := rewriteBtrfs(image, offset, id); err != nil && !errors.Is(err, ErrNoFS) && !errors.Is(err, ErrForeign) {
 			return err
 		}
 	}
 	return rewriteBtrfs(image, btrfsSuper, id)
 }
 
-// rewriteBtrfs changes the superblock at an offset. The error is ErrForeign if the offset has no superblock with a
-// valid CRC-32C.
+// rewriteBtrfs changes the superblock at an offset. The error is ErrForeign if the checksum of the superblock is no CRC-32C, ErrNoFS if
+// it is not valid.
 func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	super, err := readAt(image, offset, btrfsSuperSize)
 	if err != nil {
@@ -128,8 +130,12 @@ func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 	}
 	le := binary.LittleEndian
 	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
-	if !superblockFormats["btrfs"].isIn(super) || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
-		return fmt.Errorf("no superblock with a valid CRC-32C at byte %d: %w", offset, ErrForeign)
+	present := superblockFormats["btrfs"].isIn(super) && le.Uint64(super[btrfsOffset:]) == uint64(offset)
+	switch {
+	case present && le.Uint16(super[btrfsChecksumType:]) != btrfsCRC32C:
+		return fmt.Errorf("the superblock at byte %d has no CRC-32C: %w", offset, ErrForeign)
+	case !present || le.Uint32(super) != sum():
+		return fmt.Errorf("no superblock with a valid CRC-32C at byte %d: %w", offset, ErrNoFS)
 	}
 	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {
 		le.PutUint64(super[btrfsIncompat:], features|btrfsHasMetadata)
