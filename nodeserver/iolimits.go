@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"regexp"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,6 +23,8 @@ const (
 	// creates the cgroup of a pod and publishes its volumes at the same time, and starts the containers after both.
 	cgroupTimeout  = 10 * time.Second
 	cgroupInterval = 20 * time.Millisecond
+	// undoTimeout limits the time to unpublish a volume if the I/O of the pod cannot be limited.
+	undoTimeout = 10 * time.Second
 )
 
 // CheckIOLimits returns ErrInvalid if the I/O of pods cannot be limited on this node.
@@ -33,8 +37,8 @@ func (s *Server) CheckIOLimits() error {
 
 // ApplyIOLimits makes the limits in the record of a volume effective for the pods that use the volume on this node.
 func (s *Server) ApplyIOLimits(ctx context.Context, id volume.ID) error {
-	_, err := s.applyIOLimits(ctx, id)
-	return err
+	done, err := s.applyIOLimits(ctx, id)
+	return errors.Join(err, done.err())
 }
 
 // RestoreIOLimits calls ApplyIOLimits for all volumes in pools of this node that have limits. An earlier call may have been
@@ -53,28 +57,96 @@ func (s *Server) RestoreIOLimits(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// limitPublished limits the I/O of the pod in which a volume was published at a target path.
-func (s *Server) limitPublished(ctx context.Context, v volume.Volume, target string) error {
-	if v.IOLimits == nil {
-		return nil
+// publishLimited publishes a volume at a target path by publish, and limits the I/O of the pod. After an error the volume is not
+// published: a kubelet calls NodeUnpublishVolume only after errors that are not final. If the volume stays published at the target
+// path, the error is ErrUnavailable, which is not final.
+func (s *Server) publishLimited(ctx context.Context, b backend.Backend, v volume.Volume, r request, publish func() error) error {
+	if !v.IOLimits.Limited() {
+		return publish()
 	}
-	pod, ok := podAt(target)
-	if !ok && v.IOLimits.Limited() {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s limits the I/O of pods, but target_path %q is not that of a pod of a kubelet: remove the limits of the volume, or publish it in a pod", v.ID, target)
+	published, err := mount.IsMountPoint(r.target)
+	if err != nil {
+		return err
 	}
+	pod, err := s.limitablePod(v, r.target)
+	if err == nil {
+		if err := publish(); err != nil {
+			return err
+		}
+		err = s.limitPublished(ctx, v, pod)
+		if err != nil && !published {
+			return s.undoPublish(ctx, b, v, r.target, err)
+		}
+	}
+	if err != nil && published {
+		return volume.Errorf(volume.ErrUnavailable, "%w; the volume stays published at %s", err, r.target)
+	}
+	return err
+}
+
+// undoPublish unpublishes a volume after the error cause, and returns cause.
+func (s *Server) undoPublish(ctx context.Context, b backend.Backend, v volume.Volume, target string, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout) // ctx may have ended
+	defer cancel()
+	if err := s.unpublish(ctx, b, v, target); err != nil {
+		return volume.Errorf(volume.ErrUnavailable, "%w; the volume may stay published at %s: %w", cause, target, err)
+	}
+	return cause
+}
+
+// limitablePod returns the UID of the pod of a target path (ErrPrecondition if its I/O cannot be limited).
+func (s *Server) limitablePod(v volume.Volume, target string) (uid string, err error) {
+	uid, ok := podAt(target)
+	if !ok {
+		return "", volume.Errorf(volume.ErrPrecondition, "volume %s limits the I/O of pods, but target_path %q is not that of a pod of a kubelet: remove the limits of the volume, or publish it in a pod", v.ID, target)
+	}
+	_, err = s.Cgroups.Pods()
+	return uid, explainLimit(v.ID, err)
+}
+
+// explainLimit adds the volume and a remedy to an error of limiting I/O.
+func explainLimit(id volume.ID, err error) error {
+	if errors.Is(err, cgroup.ErrUnsupported) {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s limits the I/O of pods: %w; or remove the limits of the volume", id, err)
+	}
+	return err
+}
+
+// limitPublished limits the I/O of the pod in which a volume was published. Errors of other pods are logged.
+func (s *Server) limitPublished(ctx context.Context, v volume.Volume, pod string) error {
+	if err := s.awaitCgroup(ctx, v, pod); err != nil {
+		return err
+	}
+	done, err := s.applyIOLimits(ctx, v.ID)
+	switch {
+	case err != nil:
+		return err
+	case done.failed[pod] != nil:
+		return done.failed[pod]
+	case !done.limited[pod]:
+		return volume.Errorf(volume.ErrUnavailable, "volume %s limits the I/O of pods, but the cgroup of pod %s or the volume's device was removed meanwhile: publish the volume again", v.ID, pod)
+	}
+	if err := done.err(); err != nil {
+		klog.FromContext(ctx).Error(err, "Limiting the I/O of other pods failed; retrying", "volume", v.ID)
+	}
+	return nil
+}
+
+// awaitCgroup waits until a pod has a cgroup.
+func (s *Server) awaitCgroup(ctx context.Context, v volume.Volume, pod string) error {
 	ctx, cancel := context.WithTimeout(ctx, cgroupTimeout)
 	defer cancel()
 	tick := time.NewTicker(cgroupInterval)
 	defer tick.Stop()
 	for {
-		limited, err := s.applyIOLimits(ctx, v.ID)
-		if err != nil || limited[pod] || !v.IOLimits.Limited() {
-			return err
+		pods, err := s.Cgroups.Pods()
+		if _, ok := pods[pod]; ok || err != nil {
+			return explainLimit(v.ID, err)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return volume.Errorf(volume.ErrUnavailable, "volume %s limits the I/O of pods, but pod %s has no cgroup below %s after %s: check that the kubelet runs with --cgroups-per-qos, or remove the limits of the volume", v.ID, pod, s.Cgroups, cgroupTimeout)
+			return volume.Errorf(volume.ErrUnavailable, "volume %s limits the I/O of pods, but pod %s has no cgroup below %s after waiting up to %s: check that the kubelet runs with --cgroups-per-qos, or remove the limits of the volume", v.ID, pod, s.Cgroups, cgroupTimeout)
 		}
 	}
 }
@@ -87,50 +159,57 @@ func (s *Server) releaseIOLimits(ctx context.Context, b backend.Backend, v volum
 	}
 	s.limiting.Lock()
 	defer s.limiting.Unlock()
-	if _, err := s.limit(ctx, b, v); err != nil {
+	done, err := s.limit(ctx, b, v)
+	if err = errors.Join(err, done.err()); err != nil {
 		klog.FromContext(ctx).Error(err, "Removing the I/O limits of pods that do not use the volume failed", "volume", v.ID)
 	}
 }
 
-// applyIOLimits is ApplyIOLimits, and returns the UIDs of the pods whose I/O it limited.
-func (s *Server) applyIOLimits(ctx context.Context, id volume.ID) (limited map[string]bool, err error) {
+// limitedPods is the result of limiting the I/O of pods on the devices of a volume, by the UIDs of the pods. A pod that uses no
+// device is only in failed.
+type limitedPods struct {
+	limited map[string]bool
+	failed  map[string]error
+}
+
+// err returns the errors of all pods.
+func (l limitedPods) err() error { return errors.Join(slices.Collect(maps.Values(l.failed))...) }
+
+// applyIOLimits is ApplyIOLimits, and returns the result for each pod.
+func (s *Server) applyIOLimits(ctx context.Context, id volume.ID) (limitedPods, error) {
 	s.limiting.Lock() // from reading the record, so that limits that are changed meanwhile are not replaced by old ones
 	defer s.limiting.Unlock()
 	b, v, err := s.backends.Volume(ctx, id.String())
 	if err != nil || v.IOLimits == nil {
-		return nil, err
+		return limitedPods{}, err
 	}
-	limited, err = s.limit(ctx, b, v)
-	if errors.Is(err, cgroup.ErrUnsupported) {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s limits the I/O of pods: %w; or remove the limits of the volume", id, err)
-	}
-	return limited, err
+	return s.limit(ctx, b, v)
 }
 
-// limit limits the I/O of the pods that use a volume, and removes the limits of all others. It returns the UIDs of the pods
-// whose I/O it limited. Without limits in v, the limits of the pods that use the volume stay. The caller holds s.limiting.
-func (s *Server) limit(ctx context.Context, b backend.Backend, v volume.Volume) (limited map[string]bool, err error) {
+// limit limits the I/O of the pods that use a volume, and removes the limits of all others. Without limits in v, the limits of
+// the pods that use the volume stay. The caller holds s.limiting.
+func (s *Server) limit(ctx context.Context, b backend.Backend, v volume.Volume) (done limitedPods, err error) {
 	devices, err := devicesOf(ctx, b, v)
 	if err != nil || len(devices) == 0 {
-		return nil, err
+		return done, err
 	}
 	pods, err := s.Cgroups.Pods()
 	if errors.Is(err, cgroup.ErrUnsupported) && !v.IOLimits.Limited() {
-		return nil, nil // no pod has limits
+		return done, nil // no pod has limits
 	}
 	if err != nil {
-		return nil, err
+		return done, explainLimit(v.ID, err)
 	}
-	limited = map[string]bool{}
+	done = limitedPods{map[string]bool{}, map[string]error{}}
 	var errs []error
 	for _, d := range devices {
-		errs = append(errs, limitDevice(d, v.IOLimits, pods, limited))
+		errs = append(errs, done.limitDevice(d, v, pods))
 	}
-	return limited, errors.Join(errs...)
+	return done, errors.Join(errs...)
 }
 
-// limitDevice is limit for one device. It adds the UIDs of the pods to limited.
-func limitDevice(d mount.BlockDevice, limits *volume.IOLimits, pods map[string]cgroup.Pod, limited map[string]bool) error {
+// limitDevice is limit for one device. An error of a pod is only in the result.
+func (l limitedPods) limitDevice(d mount.BlockDevice, v volume.Volume, pods map[string]cgroup.Pod) error {
 	number, err := blockdev.WholeNumber(d.Node())
 	if err != nil {
 		return err
@@ -139,27 +218,27 @@ func limitDevice(d mount.BlockDevice, limits *volume.IOLimits, pods map[string]c
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for uid, pod := range pods {
+		var err error
 		switch {
 		case !using[uid]:
 			err = pod.Limit(number, cgroup.Limits{})
 			if errors.Is(err, cgroup.ErrUnsupported) { // the pod has no limits
 				err = nil
 			}
-		case limits == nil:
+		case v.IOLimits == nil:
 			continue
 		default:
 			err = pod.Limit(number, cgroup.Limits{
-				ReadBytes: limits.ReadBytes, WriteBytes: limits.WriteBytes, ReadIOPS: limits.ReadIOPS, WriteIOPS: limits.WriteIOPS,
+				ReadBytes: v.IOLimits.ReadBytes, WriteBytes: v.IOLimits.WriteBytes, ReadIOPS: v.IOLimits.ReadIOPS, WriteIOPS: v.IOLimits.WriteIOPS,
 			})
-			limited[uid] = err == nil
+			l.limited[uid] = err == nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // ErrNotExist: the pod has ended
-			errs = append(errs, err)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // ErrNotExist: the pod has ended
+			l.failed[uid] = errors.Join(l.failed[uid], explainLimit(v.ID, err))
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // devicesOf returns the device of a volume and the read-only device of a raw volume, if they exist. A volume without a

@@ -1,7 +1,9 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -165,6 +167,9 @@ func testIOLimits(t *testing.T, d *Driver, kind Kind) {
 		return err == nil && strings.HasSuffix(string(b), "rbps=2097152 wbps=1048576 riops=max wiops=max")
 	})
 	testRefusedLimits(t, l, root)
+	must(t, l.unpublishAt(t.Context(), second.target))
+	testUndonePublish(t, l, newPod(t, root, dir, kind), second)
+	must(t, l.publishAt(t.Context(), second.target, false))
 
 	must(t, l.unpublishAt(t.Context(), second.target))
 	second.wantLimits(t, l, noLimits)
@@ -174,6 +179,32 @@ func testIOLimits(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, os.RemoveAll(first.cgroup)) // as with the pod
 	must(t, l.unstage(t.Context()))
+}
+
+// wantNoTarget fails the test unless no target path was left by a publish call that failed. A kubelet does not unpublish it.
+func wantNoTarget(t *testing.T, target string) {
+	t.Helper()
+	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the call failed, the target path %s exists (%v), want none", target, err)
+	}
+}
+
+// testUndonePublish: a volume is not published in a pod whose I/O cannot be limited. Only the cgroup of that pod matters.
+func testUndonePublish(t *testing.T, l *testVolume, broken, healthy podIn) {
+	t.Helper()
+	ioMax := filepath.Join(broken.cgroup, "io.max")
+	must(t, os.Mkdir(broken.cgroup, 0o755)) // without the controller io
+	for _, readOnly := range []bool{false, true} {
+		wantCode(t, l.publishAt(t.Context(), broken.target, readOnly), codes.FailedPrecondition, l.id, "subtree_control")
+		wantNoTarget(t, broken.target)
+	}
+	must(t, os.WriteFile(ioMax, nil, 0o644))
+	must(t, l.publishAt(t.Context(), broken.target, false))
+	must(t, os.Remove(ioMax))
+	must(t, l.publishAt(t.Context(), healthy.target, false))
+	must(t, l.unpublishAt(t.Context(), healthy.target))
+	must(t, l.unpublishAt(t.Context(), broken.target))
+	must(t, os.Remove(broken.cgroup))
 }
 
 // testRefusedLimits: invalid limits, and limits that this node cannot enforce, are refused and change nothing.
@@ -187,7 +218,11 @@ func testRefusedLimits(t *testing.T, l *testVolume, root string) {
 	must(t, os.Rename(controllers, controllers+".moved")) // as with cgroup v1
 	defer func() { must(t, os.Rename(controllers+".moved", controllers)) }()
 	wantCode(t, l.modify(t, "iopsRead", "100"), codes.InvalidArgument, "not a cgroup v2 hierarchy")
-	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, l.id, "not a cgroup v2 hierarchy")
+	wantCode(t, l.publish(t.Context()), codes.Unavailable, l.id, "not a cgroup v2 hierarchy", l.target) // it stays published
+	fresh := filepath.Join(t.TempDir(), "pods", uuid.NewString(), "volumes/kubernetes.io~csi/pv/mount")
+	must(t, os.MkdirAll(filepath.Dir(fresh), 0o755))
+	wantCode(t, l.publishAt(t.Context(), fresh, false), codes.FailedPrecondition, l.id, "not a cgroup v2 hierarchy")
+	wantNoTarget(t, fresh)
 	req := l.kind.request(t, "iopsRead", "100")
 	_, err := l.d.Control.CreateVolume(t.Context(), req)
 	wantCode(t, err, codes.InvalidArgument, "not a cgroup v2 hierarchy")
