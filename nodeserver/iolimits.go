@@ -27,29 +27,34 @@ const (
 	undoTimeout = 10 * time.Second
 )
 
-// CheckIOLimits returns ErrInvalid if the I/O of pods cannot be limited on this node.
+// CheckIOLimits returns ErrInvalid if the I/O of pods cannot be limited on this node, and ErrUnavailable if that cannot be
+// determined.
 func (s *Server) CheckIOLimits() error {
-	if err := s.Cgroups.Check(); err != nil {
+	err := s.Cgroups.Check()
+	switch {
+	case errors.Is(err, cgroup.ErrUnsupported):
 		return volume.Errorf(volume.ErrInvalid, "the I/O of the volume cannot be limited: %w; or use a class without limits", err)
+	case err != nil:
+		return volume.Errorf(volume.ErrUnavailable, "checking whether the I/O of pods can be limited: %w", err)
 	}
 	return nil
 }
 
 // ApplyIOLimits makes the limits in the record of a volume effective for the pods that use the volume on this node.
 func (s *Server) ApplyIOLimits(ctx context.Context, id volume.ID) error {
-	done, err := s.applyIOLimits(ctx, id)
+	done, err := s.lockAndLimit(ctx, id)
 	return errors.Join(err, done.err())
 }
 
-// RestoreIOLimits calls ApplyIOLimits for all volumes in pools of this node that have limits. An earlier call may have been
-// interrupted, or the cgroup of a pod created again.
+// RestoreIOLimits does the same as ApplyIOLimits for all volumes in pools of this node that have limits. An earlier call may have
+// been interrupted, or the cgroup of a pod created again. A volume is omitted while another call sets its limits.
 func (s *Server) RestoreIOLimits(ctx context.Context) error {
 	var errs []error
 	for _, limiter := range backend.As[backend.IOLimiter](s.backends) {
 		ids, err := limiter.IOLimited()
 		errs = append(errs, err)
 		for _, id := range ids {
-			if err := s.ApplyIOLimits(ctx, id); !errors.Is(err, volume.ErrNotFound) { // ErrNotFound: deleted meanwhile
+			if err := s.restoreIOLimits(ctx, id); !errors.Is(err, volume.ErrNotFound) { // ErrNotFound: deleted meanwhile
 				errs = append(errs, err)
 			}
 		}
