@@ -62,6 +62,17 @@ func (s *Server) RestoreIOLimits(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// restoreIOLimits is RestoreIOLimits for one volume.
+func (s *Server) restoreIOLimits(ctx context.Context, id volume.ID) error {
+	release, ok := s.limiting.tryAcquire(id)
+	if !ok {
+		return nil
+	}
+	defer release()
+	done, err := s.limitRecorded(ctx, id)
+	return errors.Join(err, done.err())
+}
+
 // publishLimited publishes a volume at a target path by publish, and limits the I/O of the pod. After an error the volume is not
 // published: a kubelet calls NodeUnpublishVolume only after errors that are not final. If the volume stays published at the target
 // path, the error is ErrUnavailable, which is not final.
@@ -122,7 +133,7 @@ func (s *Server) limitPublished(ctx context.Context, v volume.Volume, pod string
 	if err := s.awaitCgroup(ctx, v, pod); err != nil {
 		return err
 	}
-	done, err := s.applyIOLimits(ctx, v.ID)
+	done, err := s.lockAndLimit(ctx, v.ID)
 	switch {
 	case err != nil:
 		return err
@@ -156,18 +167,31 @@ func (s *Server) awaitCgroup(ctx context.Context, v volume.Volume, pod string) e
 	}
 }
 
-// releaseIOLimits removes the limits of pods that do not use the volume any more, because the number of a device is used
-// again for other volumes. An error is logged, so that the pod can end: its cgroup ends with it.
-func (s *Server) releaseIOLimits(ctx context.Context, b backend.Backend, v volume.Volume) {
-	if v.IOLimits == nil && v.Version != 0 {
-		return
+// holdIOLimits removes the limits of pods that do not use the volume any more, because the number of a device is used again for
+// other volumes. Until release is called, no limits are written for the volume, so that its device can be detached. An error of
+// removing limits is logged, so that the pod can end: its cgroup ends with it.
+func (s *Server) holdIOLimits(ctx context.Context, b backend.Backend, v volume.Volume) (release func(), err error) {
+	if _, ok := b.(backend.IOLimiter); !ok || v.IOLimits == nil && v.Version != 0 {
+		return func() {}, nil
 	}
-	s.limiting.Lock()
-	defer s.limiting.Unlock()
+	release, err = s.lockIOLimits(ctx, v.ID)
+	if err != nil {
+		return nil, err
+	}
 	done, err := s.limit(ctx, b, v)
 	if err = errors.Join(err, done.err()); err != nil {
 		klog.FromContext(ctx).Error(err, "Removing the I/O limits of pods that do not use the volume failed", "volume", v.ID)
 	}
+	return release, nil
+}
+
+// lockIOLimits locks the limits of a volume until release is called.
+func (s *Server) lockIOLimits(ctx context.Context, id volume.ID) (release func(), err error) {
+	release, err = s.limiting.acquire(ctx, id)
+	if err != nil {
+		return nil, volume.Errorf(volume.ErrPending, "volume %s: setting the limits of its I/O is still under way: %w", id, err)
+	}
+	return release, nil
 }
 
 // limitedPods is the result of limiting the I/O of pods on the devices of a volume, by the UIDs of the pods. A pod that uses no
@@ -180,10 +204,19 @@ type limitedPods struct {
 // err returns the errors of all pods.
 func (l limitedPods) err() error { return errors.Join(slices.Collect(maps.Values(l.failed))...) }
 
-// applyIOLimits is ApplyIOLimits, and returns the result for each pod.
-func (s *Server) applyIOLimits(ctx context.Context, id volume.ID) (limitedPods, error) {
-	s.limiting.Lock() // from reading the record, so that limits that are changed meanwhile are not replaced by old ones
-	defer s.limiting.Unlock()
+// lockAndLimit is ApplyIOLimits, and returns the result for each pod.
+func (s *Server) lockAndLimit(ctx context.Context, id volume.ID) (limitedPods, error) {
+	release, err := s.lockIOLimits(ctx, id)
+	if err != nil {
+		return limitedPods{}, err
+	}
+	defer release()
+	return s.limitRecorded(ctx, id)
+}
+
+// limitRecorded is limit for the limits in the record of a volume. The caller holds the lock before the record is read, so that
+// limits that are changed meanwhile are not replaced by old ones.
+func (s *Server) limitRecorded(ctx context.Context, id volume.ID) (limitedPods, error) {
 	b, v, err := s.backends.Volume(ctx, id.String())
 	if err != nil || v.IOLimits == nil {
 		return limitedPods{}, err
@@ -192,7 +225,7 @@ func (s *Server) applyIOLimits(ctx context.Context, id volume.ID) (limitedPods, 
 }
 
 // limit limits the I/O of the pods that use a volume, and removes the limits of all others. Without limits in v, the limits of
-// the pods that use the volume stay. The caller holds s.limiting.
+// the pods that use the volume stay. The caller holds the volume's lock.
 func (s *Server) limit(ctx context.Context, b backend.Backend, v volume.Volume) (done limitedPods, err error) {
 	devices, err := devicesOf(ctx, b, v)
 	if err != nil || len(devices) == 0 {
@@ -205,24 +238,28 @@ func (s *Server) limit(ctx context.Context, b backend.Backend, v volume.Volume) 
 	if err != nil {
 		return done, explainLimit(v.ID, err)
 	}
-	done = limitedPods{map[string]bool{}, map[string]error{}}
-	var errs []error
-	for _, d := range devices {
-		errs = append(errs, done.limitDevice(d, v, pods))
+	using := map[uint64]map[string]bool{} // the UIDs of the pods, by the numbers of the devices
+	for number, d := range devices {
+		if using[number], err = podsUsing(d); err != nil {
+			return done, err
+		}
 	}
-	return done, errors.Join(errs...)
+	// A device that was detached meanwhile may be that of another volume now.
+	current, err := devicesOf(ctx, b, v)
+	if err != nil {
+		return done, err
+	}
+	done = limitedPods{map[string]bool{}, map[string]error{}}
+	for number := range current {
+		if devices[number] != nil {
+			done.limitDevice(number, v, pods, using[number])
+		}
+	}
+	return done, nil
 }
 
-// limitDevice is limit for one device. An error of a pod is only in the result.
-func (l limitedPods) limitDevice(d mount.BlockDevice, v volume.Volume, pods map[string]cgroup.Pod) error {
-	number, err := blockdev.WholeNumber(d.Node())
-	if err != nil {
-		return err
-	}
-	using, err := podsUsing(d)
-	if err != nil {
-		return err
-	}
+// limitDevice is limit for the device with a number, which some pods use.
+func (l limitedPods) limitDevice(number uint64, v volume.Volume, pods map[string]cgroup.Pod, using map[string]bool) {
 	for uid, pod := range pods {
 		var err error
 		switch {
@@ -243,28 +280,37 @@ func (l limitedPods) limitDevice(d mount.BlockDevice, v volume.Volume, pods map[
 			l.failed[uid] = errors.Join(l.failed[uid], explainLimit(v.ID, err))
 		}
 	}
-	return nil
 }
 
-// devicesOf returns the device of a volume and the read-only device of a raw volume, if they exist. A volume without a
-// readable record may be a raw volume.
-func devicesOf(ctx context.Context, b backend.Backend, v volume.Volume) (devices []mount.BlockDevice, err error) {
+// devicesOf returns the device of a volume and the read-only device of a raw volume, if they exist, by the numbers that io.max
+// contains. A volume without a readable record may be a raw volume.
+func devicesOf(ctx context.Context, b backend.Backend, v volume.Volume) (map[uint64]mount.BlockDevice, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
 		return nil, err
 	}
+	var found []mount.BlockDevice
 	if d, isDevice := source.(mount.BlockDevice); ok && isDevice {
-		devices = append(devices, d)
+		found = append(found, d)
 	}
-	provider, can := b.(backend.BlockProvider)
-	if !can || !v.Block && v.Version != 0 {
-		return devices, nil
+	if provider, can := b.(backend.BlockProvider); can && (v.Block || v.Version == 0) {
+		d, ok, err := provider.PresentReadOnly(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found = append(found, d)
+		}
 	}
-	d, ok, err := provider.PresentReadOnly(ctx, v)
-	if ok && err == nil {
-		devices = append(devices, d)
+	devices := map[uint64]mount.BlockDevice{}
+	for _, d := range found {
+		number, err := blockdev.WholeNumber(d.Node())
+		if err != nil {
+			return nil, err
+		}
+		devices[number] = d
 	}
-	return devices, err
+	return devices, nil
 }
 
 // podsUsing returns the UIDs of the pods in which a device is published.

@@ -224,7 +224,11 @@ func (s *Server) unpublish(ctx context.Context, b backend.Backend, v volume.Volu
 	if err := s.unpublishAt(ctx, b, v, target); err != nil {
 		return err
 	}
-	s.releaseIOLimits(ctx, b, v)
+	release, err := s.holdIOLimits(ctx, b, v)
+	if err != nil {
+		return err
+	}
+	defer release()
 	// Free the read-only device of a raw volume if this was its last target. An interrupted call may
 	// have left the device without a mount. A volume without a readable record may be a raw volume.
 	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || v.Version == 0) {
