@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -11,7 +12,7 @@ import (
 
 // IOLimiter limits the I/O of the pods of this node.
 type IOLimiter interface {
-	// CheckIOLimits returns ErrInvalid if this node cannot limit the I/O of pods.
+	// CheckIOLimits returns ErrInvalid if this node cannot limit the I/O of pods, and ErrUnavailable if that cannot be determined.
 	CheckIOLimits() error
 	// ApplyIOLimits makes the limits in the record of a volume effective for the pods that use the volume.
 	ApplyIOLimits(ctx context.Context, id volume.ID) error
@@ -82,10 +83,10 @@ func (s *Server) changeIOLimits(ctx context.Context, b backend.Backend, id volum
 }
 
 // limitCreated changes the limits of a volume that existed with other limits: an earlier call has created it, and the class of
-// the claim was changed before the call was repeated.
+// the claim was changed before the call was repeated. The new class may have no limits.
 func (s *Server) limitCreated(ctx context.Context, b backend.Backend, v volume.Volume, spec volume.Spec) error {
-	limits := spec.Parameters.IOLimits()
-	if limits == nil || v.IOLimits != nil && *v.IOLimits == *limits {
+	limits := cmp.Or(spec.Parameters.IOLimits(), &volume.IOLimits{})
+	if v.Limits() == *limits {
 		return nil
 	}
 	return s.changeIOLimits(ctx, b, v.ID, limits, func(volume.IOLimits) (volume.IOLimits, error) { return *limits, nil })

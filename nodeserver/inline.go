@@ -12,7 +12,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/internal/trace"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -284,7 +283,7 @@ type cleanups struct {
 
 // cleanup is the state of the clean-up of one inline volume.
 type cleanup struct {
-	lock chan struct{} // a lock of done: a send acquires it, a receive releases it
+	lock // of done
 	done bool
 }
 
@@ -294,26 +293,15 @@ func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 	c.mu.Lock()
 	v := c.ids[id]
 	if v == nil {
-		v = &cleanup{lock: make(chan struct{}, 1)}
+		v = &cleanup{lock: newLock()}
 		c.ids[id] = v
 	}
 	c.mu.Unlock()
-	select {
-	case v.lock <- struct{}{}: // a free lock is acquired even after the deadline of the call
-		return v, nil
-	default:
+	if err := v.acquire(ctx); err != nil {
+		return nil, volume.Errorf(volume.ErrPending, "inline volume %.80q: removing what an earlier driver process left of it is still under way: %w", id, err)
 	}
-	ctx, span := trace.Start(ctx, "wait for lock")
-	defer span.End(nil)
-	select {
-	case v.lock <- struct{}{}:
-		return v, nil
-	case <-ctx.Done():
-		return nil, volume.Errorf(volume.ErrPending, "inline volume %.80q: removing what an earlier driver process left of it is still under way: %w", id, ctx.Err())
-	}
+	return v, nil
 }
-
-func (v *cleanup) release() { <-v.lock }
 
 // forget makes the next cleanUp of a volume examine the volume again.
 func (c *cleanups) forget(id string) {

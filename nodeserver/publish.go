@@ -45,14 +45,12 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 			return nil, err
 		}
 	}
-	if v.Block {
-		err = publishBlock(ctx, b, v, r, source)
-	} else {
-		err = publishFilesystem(v, r, source)
-	}
-	if err == nil {
-		err = s.limitPublished(ctx, v, r.target)
-	}
+	err = s.publishLimited(ctx, b, v, r, func() error {
+		if v.Block {
+			return publishBlock(ctx, b, v, r, source)
+		}
+		return publishFilesystem(v, r, source)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -213,19 +211,30 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err != nil {
 		return nil, err
 	}
-	if err := s.unpublishAt(ctx, b, v, target); err != nil {
+	if err := s.unpublish(ctx, b, v, target); err != nil {
 		return nil, err
-	}
-	s.releaseIOLimits(ctx, b, v)
-	// Free the read-only device of a raw volume if this was its last target. An interrupted call may
-	// have left the device without a mount. A volume without a readable record may be a raw volume.
-	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || v.Version == 0) {
-		if err := provider.ReleaseReadOnly(ctx, v); err != nil {
-			return nil, err
-		}
 	}
 	crashpoint.Here(crashpoint.UnpublishDone)
 	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// unpublish removes a publication of the volume, the limits of the I/O of its pod, and a read-only device that no other target
+// needs.
+func (s *Server) unpublish(ctx context.Context, b backend.Backend, v volume.Volume, target string) error {
+	if err := s.unpublishAt(ctx, b, v, target); err != nil {
+		return err
+	}
+	release, err := s.holdIOLimits(ctx, b, v)
+	if err != nil {
+		return err
+	}
+	defer release()
+	// Free the read-only device of a raw volume if this was its last target. An interrupted call may
+	// have left the device without a mount. A volume without a readable record may be a raw volume.
+	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || v.Version == 0) {
+		return provider.ReleaseReadOnly(ctx, v)
+	}
+	return nil
 }
 
 // unpublishAt unmounts the volume from a target, if it is mounted there, and removes the

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -37,8 +36,8 @@ type Server struct {
 	InlineMemory int64
 	// Cgroups is the hierarchy with the cgroups of the pods.
 	Cgroups cgroup.Hierarchy
-	// limiting is held while limits of I/O are set.
-	limiting sync.Mutex
+	// limiting is held while limits of a volume's I/O are set, and while the device of a volume with limits is detached.
+	limiting volumeLocks
 	// cleaned records the inline volumes that this process has cleaned up.
 	cleaned cleanups
 }

@@ -134,7 +134,11 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 		return nil, err
 	}
 	defer s.holdTrim(ctx, v.ID)()
-	s.releaseIOLimits(ctx, b, v) // the kernel may free the device at the unmount
+	release, err := s.holdIOLimits(ctx, b, v) // the kernel may free the device at the unmount
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if err := s.unstageAt(ctx, b, v, staging); err != nil {
 		return nil, err
 	}
@@ -204,7 +208,11 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 		}
 	}
 	defer s.holdTrim(ctx, v.ID)()
-	s.releaseIOLimits(ctx, b, v)
+	release, err := s.holdIOLimits(ctx, b, v)
+	if err != nil {
+		return false, err
+	}
+	defer release()
 	for range mounts { // several mounts may be stacked
 		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
 			return false, err

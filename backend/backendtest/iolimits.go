@@ -1,7 +1,9 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -61,7 +63,9 @@ func newHierarchy(t *testing.T) string {
 	root := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(root, "kubepods.slice/kubepods-burstable.slice"), 0o755))
 	must(t, os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("cpu io memory pids\n"), 0o644))
-	must(t, os.WriteFile(filepath.Join(root, "kubepods.slice/cgroup.subtree_control"), []byte("cpu io memory pids\n"), 0o644))
+	for _, dir := range []string{"kubepods.slice", "kubepods.slice/kubepods-burstable.slice"} {
+		must(t, os.WriteFile(filepath.Join(root, dir, "cgroup.subtree_control"), []byte("cpu io memory pids\n"), 0o644))
+	}
 	must(t, os.WriteFile(filepath.Join(root, "kubepods.slice/io.max"), nil, 0o644))
 	return root
 }
@@ -76,11 +80,17 @@ func (p podIn) start(t *testing.T) {
 // wantLimits fails the test unless the file io.max of the pod has the limits for the device of the volume.
 func (p podIn) wantLimits(t *testing.T, l *testVolume, want string) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(p.cgroup, "io.max"))
-	must(t, err)
 	if want != "" {
 		want = l.deviceNumber(t) + " " + want
 	}
+	p.wantContent(t, want)
+}
+
+// wantContent fails the test unless the file io.max of the pod has a content.
+func (p podIn) wantContent(t *testing.T, want string) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.cgroup, "io.max"))
+	must(t, err)
 	if got := strings.TrimSpace(string(b)); got != want {
 		t.Errorf("io.max contains %q, want %q", got, want)
 	}
@@ -124,6 +134,7 @@ func testIOLimits(t *testing.T, d *Driver, kind Kind) {
 	first, second := newPod(t, root, dir, kind), newPod(t, root, dir, kind)
 	l.target = first.target // cleanUp unpublishes it
 	must(t, l.stage(t.Context()))
+	testRepeatedCreate(t, l, req)
 	first.start(t)
 	must(t, l.publish(t.Context()))
 	first.wantLimits(t, l, "rbps=max wbps=1048576 riops=100 wiops=max")
@@ -148,15 +159,8 @@ func testIOLimits(t *testing.T, d *Driver, kind Kind) {
 	for _, p := range []podIn{first, second} {
 		p.wantLimits(t, l, "rbps=2097152 wbps=1048576 riops=max wiops=max")
 	}
-	for value, confirmed := range map[string]bool{"2Mi": true, "3Mi": false} {
-		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, MutableParameters: map[string]string{"bytesPerSecondRead": value},
-		})
-		must(t, err)
-		if (resp.GetConfirmed() != nil) != confirmed {
-			t.Errorf("ValidateVolumeCapabilities with bytesPerSecondRead %s: got %v, want confirmed %t", value, resp, confirmed)
-		}
-	}
+	l.wantLimit(t, "bytesPerSecondRead", "2Mi", true)
+	l.wantLimit(t, "bytesPerSecondRead", "3Mi", false)
 	d.Stop(t)
 	must(t, os.Truncate(filepath.Join(first.cgroup, "io.max"), 0))
 	d.start(t)
@@ -165,15 +169,89 @@ func testIOLimits(t *testing.T, d *Driver, kind Kind) {
 		return err == nil && strings.HasSuffix(string(b), "rbps=2097152 wbps=1048576 riops=max wiops=max")
 	})
 	testRefusedLimits(t, l, root)
+	must(t, l.unpublishAt(t.Context(), second.target))
+	testUndonePublish(t, l, newPod(t, root, dir, kind), second)
+	must(t, l.publishAt(t.Context(), second.target, false))
 
 	must(t, l.unpublishAt(t.Context(), second.target))
 	second.wantLimits(t, l, noLimits)
 	first.wantLimits(t, l, "rbps=2097152 wbps=1048576 riops=max wiops=max")
 	must(t, l.modify(t, "bytesPerSecondRead", "max", "bytesPerSecondWrite", "max"))
 	first.wantLimits(t, l, noLimits)
+	number := l.deviceNumber(t)
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, os.RemoveAll(first.cgroup)) // as with the pod
+	second.limitEarlier(t, number)
 	must(t, l.unstage(t.Context()))
+	second.wantContent(t, number+" "+noLimits)
+}
+
+// limitEarlier writes a limit for the device with a number into the cgroup of a pod that does not use the device, as if removing the
+// limit had failed. It would apply to the next volume whose device has the number.
+func (p podIn) limitEarlier(t *testing.T, number string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(p.cgroup, "io.max"), []byte(number+" rbps=65536 wbps=max riops=max wiops=max\n"), 0o644))
+}
+
+// testRepeatedCreate: a repeated call that creates a volume sets the limits of its class, and removes those of an earlier class.
+func testRepeatedCreate(t *testing.T, l *testVolume, req *csi.CreateVolumeRequest) {
+	t.Helper()
+	unlimited := l.kind.request(t)
+	unlimited.Name, unlimited.CapacityRange = req.GetName(), req.GetCapacityRange()
+	for _, tc := range []struct {
+		req   *csi.CreateVolumeRequest
+		value string
+	}{{unlimited, "max"}, {req, "100"}} {
+		_, err := l.d.Control.CreateVolume(t.Context(), tc.req)
+		must(t, err)
+		l.wantLimit(t, "iopsRead", tc.value, true)
+	}
+}
+
+// wantLimit fails the test unless a parameter of the volume has a value, or has another one if confirmed is false.
+func (l *testVolume) wantLimit(t *testing.T, key, value string, confirmed bool) {
+	t.Helper()
+	resp, err := l.d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, MutableParameters: map[string]string{key: value},
+	})
+	must(t, err)
+	if (resp.GetConfirmed() != nil) != confirmed {
+		t.Errorf("ValidateVolumeCapabilities with %s %s: got %v, want confirmed %t", key, value, resp, confirmed)
+	}
+}
+
+// wantNoTarget fails the test unless no target path was left by a publish call that failed. A kubelet does not unpublish it.
+func wantNoTarget(t *testing.T, target string) {
+	t.Helper()
+	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the call failed, the target path %s exists (%v), want none", target, err)
+	}
+}
+
+// testUndonePublish: a volume is not published in a pod whose I/O cannot be limited. Only the cgroup of that pod matters.
+func testUndonePublish(t *testing.T, l *testVolume, broken, healthy podIn) {
+	t.Helper()
+	ioMax := filepath.Join(broken.cgroup, "io.max")
+	must(t, os.Mkdir(broken.cgroup, 0o755)) // without the controller io
+	for _, readOnly := range []bool{false, true} {
+		wantCode(t, l.publishAt(t.Context(), broken.target, readOnly), codes.FailedPrecondition, l.id, "subtree_control")
+		wantNoTarget(t, broken.target)
+	}
+	must(t, os.WriteFile(ioMax, nil, 0o644))
+	must(t, l.publishAt(t.Context(), broken.target, false))
+	must(t, os.Remove(ioMax))
+	must(t, l.publishAt(t.Context(), healthy.target, false))
+	must(t, l.unpublishAt(t.Context(), healthy.target))
+	must(t, l.unpublishAt(t.Context(), broken.target))
+	must(t, os.Remove(broken.cgroup))
+	if l.kind.Block() { // a read-only target has a device of its own
+		must(t, l.publishAt(t.Context(), healthy.target, true))
+		number, err := blockdev.WholeNumber(healthy.target)
+		must(t, err)
+		healthy.wantContent(t, fmt.Sprintf("%d:%d rbps=2097152 wbps=1048576 riops=max wiops=max", unix.Major(number), unix.Minor(number)))
+		must(t, l.unpublishAt(t.Context(), healthy.target))
+		healthy.wantContent(t, fmt.Sprintf("%d:%d %s", unix.Major(number), unix.Minor(number), noLimits))
+	}
 }
 
 // testRefusedLimits: invalid limits, and limits that this node cannot enforce, are refused and change nothing.
@@ -187,7 +265,11 @@ func testRefusedLimits(t *testing.T, l *testVolume, root string) {
 	must(t, os.Rename(controllers, controllers+".moved")) // as with cgroup v1
 	defer func() { must(t, os.Rename(controllers+".moved", controllers)) }()
 	wantCode(t, l.modify(t, "iopsRead", "100"), codes.InvalidArgument, "not a cgroup v2 hierarchy")
-	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, l.id, "not a cgroup v2 hierarchy")
+	wantCode(t, l.publish(t.Context()), codes.Unavailable, l.id, "not a cgroup v2 hierarchy", l.target) // it stays published
+	fresh := filepath.Join(t.TempDir(), "pods", uuid.NewString(), "volumes/kubernetes.io~csi/pv/mount")
+	must(t, os.MkdirAll(filepath.Dir(fresh), 0o755))
+	wantCode(t, l.publishAt(t.Context(), fresh, false), codes.FailedPrecondition, l.id, "not a cgroup v2 hierarchy")
+	wantNoTarget(t, fresh)
 	req := l.kind.request(t, "iopsRead", "100")
 	_, err := l.d.Control.CreateVolume(t.Context(), req)
 	wantCode(t, err, codes.InvalidArgument, "not a cgroup v2 hierarchy")
@@ -289,11 +371,12 @@ func (c inCgroup) dd(t *testing.T, args ...string) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// wantTime fails the test unless I/O took the time that its limit requires, within a tenth.
+// wantTime fails the test unless I/O took at least the time that its limit requires, less a tenth. It may take half as long again,
+// because encryption on a busy machine also takes time.
 func wantTime(t *testing.T, what string, want, took time.Duration) {
 	t.Helper()
 	t.Logf("%s: %s, by the limit %s", what, took, want)
-	if took < want*9/10 || took > want*11/10 {
+	if took < want*9/10 || took > want*3/2 {
 		t.Errorf("%s took %s, want %s", what, took, want)
 	}
 }

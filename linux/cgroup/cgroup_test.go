@@ -101,6 +101,9 @@ func TestCheck(t *testing.T) {
 		"no controller io":      {[]string{"cgroup.controllers:cpu memory\n", all}, "without the controller io"},
 		"no controller memory":  {[]string{"cgroup.controllers:cpu io\n", all}, "without the controller memory"},
 		"not enabled for pods":  {[]string{v2, "kubepods/cgroup.subtree_control:cpu memory\n"}, "without the controller io"},
+		"enabled for a class":   {[]string{v2, all, "kubepods/io.max:", "kubepods/burstable/cgroup.subtree_control:io memory\n", "kubepods/burstable/podx"}, ""},
+		"not for a class":       {[]string{v2, all, "kubepods/io.max:", "kubepods/burstable/cgroup.subtree_control:cpu memory\n", "kubepods/burstable/podx"}, "without the controller io"},
+		"a class without pods":  {[]string{v2, all, "kubepods/io.max:", "kubepods/burstable/cgroup.subtree_control:\n"}, ""},
 		"no cgroup of all pods": {[]string{v2, "system.slice/kubelet.service"}, "no cgroup kubepods"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -161,7 +164,7 @@ func TestLimitMissing(t *testing.T) {
 		t.Errorf("got %v for a pod that has ended, want ErrNotExist", err)
 	}
 	err = pods["b"].Limit(unix.Mkdev(7, 3), cgroup.Limits{ReadIOPS: 1})
-	if !errors.Is(err, cgroup.ErrUnsupported) || !strings.Contains(err.Error(), "subtree_control") {
+	if !errors.Is(err, cgroup.ErrUnsupported) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "subtree_control") {
 		t.Errorf("got %v for a pod without the controller io, want ErrUnsupported with the reason", err)
 	}
 }

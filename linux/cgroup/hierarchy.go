@@ -39,11 +39,39 @@ func (h Hierarchy) Check() error {
 		if err := hasControllers(filepath.Join(dir, "cgroup.subtree_control")); err != nil {
 			return err
 		}
+		if err := checkClasses(dir); err != nil {
+			return err
+		}
 		if _, err := os.Stat(filepath.Join(dir, ioMax)); err != nil {
 			return fmt.Errorf("%w: %w: run a kernel with CONFIG_BLK_DEV_THROTTLING", ErrUnsupported, err)
 		}
 		if err := unix.Access(dir, unix.W_OK); err != nil {
 			return fmt.Errorf("%w: %s is not writable: %w: mount %s of the node into the driver's container, writable", ErrUnsupported, dir, err, Root)
+		}
+	}
+	return nil
+}
+
+// checkClasses returns ErrUnsupported if the pods of a quality-of-service class cannot have the controllers. In the cgroup of a class
+// without pods, they may not be enabled yet.
+func checkClasses(root string) error {
+	names, err := children(root)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if _, ok := podUID(name); ok { // a pod of the class Guaranteed
+			continue
+		}
+		dir, pods := filepath.Join(root, name), map[string]Pod{}
+		if err := podsOfClass(dir, pods); err != nil {
+			return err
+		}
+		if len(pods) == 0 {
+			continue
+		}
+		if err := hasControllers(filepath.Join(dir, "cgroup.subtree_control")); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -95,7 +95,7 @@ func (p Pod) explain(err error) error {
 	case errors.Is(statErr, fs.ErrNotExist):
 		return statErr
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w: %w: the controller io is not enabled in cgroup.subtree_control of the parent", ErrUnsupported, err)
+		return fmt.Errorf("%w: %s has no %s: the controller io is not enabled in cgroup.subtree_control of the parent", ErrUnsupported, p, ioMax)
 	}
 	return err
 }
