@@ -43,8 +43,9 @@ func newLinks(client func(node string) *tls.Config) *links {
 		grpc.WithTransportCredentials(handshakes{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), ls}),
 		grpc.WithNoProxy(),      // the environment may set a proxy for addresses outside the cluster
 		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
-		// Each time a node refuses pings, gRPC doubles Time, up to 170 years, for the later connections to all nodes. Then the
-		// probes of dial find a machine that does not answer, and requestPools finds a suspended driver within about 35 s.
+		// Each time a node refuses pings, gRPC doubles Time, without a limit, for the later connections to all nodes. Then the
+		// probes of dial find a machine that does not answer, and only the deadlines of calls and of the requests for pools find
+		// a suspended driver.
 		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -147,16 +148,6 @@ func (l *link) replace(address string, c *connection, failure error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.address, l.current, l.failure, l.state = address, c, failure, connectivity.Idle
-}
-
-// made returns the connection that is made, or nil.
-func (l *link) made() net.Conn {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state != connectivity.Ready {
-		return nil
-	}
-	return l.current.raw
 }
 
 // close ends the link. Pending calls fail.

@@ -3,18 +3,13 @@ package router
 import (
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
-	"net/http/httptest"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/balancer"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/status"
 )
 
 // countingConn is a balancer.SubConn that counts the calls of Connect.
@@ -129,50 +124,5 @@ func TestProbes(t *testing.T) {
 		if err = errors.Join(err, failure); err != nil || got != option.want {
 			t.Errorf("%s: got %d, %v, want %d", option.name, got, err, option.want)
 		}
-	}
-}
-
-// TestSuspendedDriver: a connection is closed if a request for the pools gets no answer, long before a ping of gRPC would
-// find that.
-func TestSuspendedDriver(t *testing.T) {
-	issuer := httptest.NewTLSServer(nil)
-	issuer.Close()
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{MinVersion: tls.VersionTLS13, Certificates: issuer.TLS.Certificates, NextProtos: []string{"h2"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	closed := make(chan error, 1)
-	go func() {
-		served, err := listener.Accept()
-		if err == nil {
-			defer func() { _ = served.Close() }()
-			_, err = served.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // an empty SETTINGS frame of HTTP/2; no answer follows
-		}
-		if err == nil {
-			_, err = io.Copy(io.Discard, served)
-		}
-		closed <- err
-	}()
-	ls := newLinks(func(string) *tls.Config {
-		return &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true} // the name in the certificate is not that of a node
-	})
-	defer ls.close()
-	n := newNode("a", ls, func(*node) {}, func(*node) {})
-	if err := n.setAddress(listener.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	n.connect(t.Context())
-	if !n.connected() {
-		t.Fatal("got no connection")
-	}
-	n.requestPools(t.Context(), 0)
-	select {
-	case <-closed:
-	case <-time.After(3 * time.Second): // the first ping is sent 2 seconds later
-		t.Error("the connection is open after a request without an answer")
-	}
-	if err := n.view().lastError; status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("got error %v of the request, want DeadlineExceeded", err)
 	}
 }

@@ -113,7 +113,7 @@ func (n *node) due(before time.Time) bool {
 }
 
 // requestPools requests the pools of the node, unless the last request is younger than maxAge. Concurrent calls
-// wait for each other until their contexts end. requestPools closes a connection on which the node does not answer.
+// wait for each other until their contexts end.
 func (n *node) requestPools(ctx context.Context, maxAge time.Duration) {
 	select {
 	case n.requesting <- struct{}{}:
@@ -129,13 +129,9 @@ func (n *node) requestPools(ctx context.Context, maxAge time.Duration) {
 	}
 	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	raw := n.made()
 	info, err := n.identity.GetPluginInfo(limited, &csi.GetPluginInfoRequest{})
 	if ctx.Err() != nil || n.removed() { // err says nothing about the node
 		return
-	}
-	if err != nil && limited.Err() != nil && raw != nil && raw == n.made() {
-		_ = raw.Close() // the driver is suspended, so pending and later calls would wait until their deadlines
 	}
 	n.setError(ctx, n.explain(limited, err))
 	if err == nil {
