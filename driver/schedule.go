@@ -19,8 +19,10 @@ import (
 const (
 	// scheduleInterval is how often the volumes of a pool are searched for those that are due.
 	scheduleInterval = 5 * time.Minute
-	// scheduleRetry is the time after a failed run before the task runs again for the volume, unless the volume was skipped.
+	// scheduleRetry is the time after a failed run before the task runs again for the volume, and skippedRetry that after the volume
+	// was skipped. skippedRetry is below a day, so that the next window of a pool is later.
 	scheduleRetry = time.Hour
+	skippedRetry  = 20 * time.Hour
 )
 
 // task is what a scheduler repeats for the volumes of pools.
@@ -116,13 +118,13 @@ type failures map[volume.ID]failure
 type failure struct {
 	at      time.Time
 	reason  string
-	skipped bool // the task cannot run for the volume (ErrPrecondition), so it is tried again only after a whole interval
+	skipped bool // the task cannot run for the volume (ErrPrecondition), perhaps only now
 }
 
 // waits reports whether it is too early to repeat a run.
-func (f failure) waits(when pool.Schedule, now time.Time) bool {
+func (f failure) waits(now time.Time) bool {
 	if f.skipped {
-		return !when.Due(f.at, now)
+		return now.Sub(f.at) < skippedRetry
 	}
 	return now.Sub(f.at) < scheduleRetry
 }
@@ -186,7 +188,7 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 	first := true
 	for _, c := range all {
 		before, retried := failed[c.id]
-		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(when, now) {
+		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(now) {
 			continue
 		}
 		err := c.run(ctx)

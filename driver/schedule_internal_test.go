@@ -108,7 +108,7 @@ func TestScheduleNotBegun(t *testing.T) {
 }
 
 // TestScheduleFailures: a run that has failed is repeated after an hour, and after those for other volumes whose last run was before
-// it. A run that another call has ended is repeated at once, and one for a volume that was skipped after a whole interval.
+// it. A run that another call has ended is repeated at once, and one for a volume that was skipped after a day.
 func TestScheduleFailures(t *testing.T) {
 	s := newScheduleTest(t)
 	hours := map[string]int{"failed": 99, "skipped": 98, "held": 97, "other": 25}
@@ -129,7 +129,7 @@ func TestScheduleFailures(t *testing.T) {
 	if got, want := s.run(hours), []string{"held", "other", "failed"}; !slices.Equal(got, want) {
 		t.Errorf("an hour after failures: got runs for %v, want %v", got, want)
 	}
-	earlier(23 * time.Hour)
+	earlier(skippedRetry - scheduleRetry)
 	if got, want := s.run(hours), []string{"held", "other", "skipped", "failed"}; !slices.Equal(got, want) {
 		t.Errorf("a day after failures: got runs for %v, want %v", got, want)
 	}

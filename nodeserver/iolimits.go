@@ -274,6 +274,9 @@ func (l limitedPods) limitDevice(number uint64, v volume.Volume, pods map[string
 			err = pod.Limit(number, cgroup.Limits{
 				ReadBytes: v.IOLimits.ReadBytes, WriteBytes: v.IOLimits.WriteBytes, ReadIOPS: v.IOLimits.ReadIOPS, WriteIOPS: v.IOLimits.WriteIOPS,
 			})
+			if errors.Is(err, cgroup.ErrUnsupported) && !v.IOLimits.Limited() { // as above
+				err = nil
+			}
 			l.limited[uid] = err == nil
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // ErrNotExist: the pod has ended

@@ -163,7 +163,7 @@ var ErrDiskUnreadable = errors.New("the disk cannot be read")
 // that block drivers return, except for errors about the request, such as ENOMEM.
 var diskErrors = []error{
 	unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENODATA, unix.EREMOTEIO, unix.ENOLINK, unix.ETIMEDOUT, unix.EILSEQ,
-	unix.EUCLEAN, unix.ESHUTDOWN,
+	unix.EBADE, unix.EUCLEAN, unix.ESHUTDOWN,
 }
 
 // Probe reads the marker of a pool of this node from the disk, because the page cache hides a disk that fails or was removed. The error

@@ -99,7 +99,8 @@ func (x *Partial) discardTree() error {
 	}
 	defer folder.Close()
 	if _, err := beneath.Stat(folder, DataDir); beneath.IsGone(err) { // an earlier call may have ended after the rename
-		return p.Quotas.Relimit(x.forgetShared().Owners...)
+		r, err := x.forgetShared()
+		return errors.Join(err, p.Quotas.Relimit(r.Owners...))
 	} else if err != nil {
 		return err
 	}
@@ -112,21 +113,26 @@ func (x *Partial) discardTree() error {
 		return err
 	}
 	defer entry.Close()
-	p.ledger.Set(trashDir+"/"+name, x.forgetShared().InTrash())
-	err = beneath.Rename(folder, DataDir, entry, DataDir)
+	if err := beneath.Rename(folder, DataDir, entry, DataDir); err != nil {
+		return errors.Join(err, unix.Unlinkat(int(p.trash.Fd()), name, unix.AT_REMOVEDIR))
+	}
+	r, err := x.forgetShared()
+	p.ledger.Set(trashDir+"/"+name, r.InTrash())
 	p.Trash.reaper.add(name)
 	return err
 }
 
-// forgetShared removes the shared data from the record, and returns its reservation. makeTree writes the record.
-func (x *Partial) forgetShared() ledger.Reservation {
+// forgetShared removes the shared data from the record, so that a later call does not reserve it, and returns its reservation.
+func (x *Partial) forgetShared() (ledger.Reservation, error) {
 	r := ledger.Reservation{Backend: ledger.UnknownBackend}
-	if s := x.v.Source; s != nil && len(s.Owners) > 0 {
-		r.Bytes, r.Shared, r.Owners = s.Shared, s.Shared, s.Owners
-		s.Shared, s.Owners = 0, nil
-		x.pool.ledger.Set(receivedPath(x.v.ID.Name), x.reservation())
+	s := x.v.Source
+	if s == nil || len(s.Owners) == 0 {
+		return r, nil
 	}
-	return r
+	r.Bytes, r.Shared, r.Owners = s.Shared, s.Shared, s.Owners
+	s.Shared, s.Owners = 0, nil
+	x.pool.ledger.Set(receivedPath(x.v.ID.Name), x.reservation())
+	return r, x.writeRecord()
 }
 
 // beginTree continues with the directory, or begins with its entries if the index is complete.

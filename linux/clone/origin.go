@@ -253,7 +253,7 @@ func parts(ctx context.Context, file *os.File, r Range) iter.Seq2[Range, error] 
 // If the base and the tree are read-only snapshots on one btrfs, files are identified by their inode numbers and compared by the
 // addresses of their blocks. Otherwise files with the same path are compared by their content. The result is the same for the same
 // trees. exists is called after the base was read. It ends the call with an error if the base was deleted, because its files may then
-// have been missing. After an error nothing has changed.
+// have been missing. After an error, Ranges yields the whole content.
 func (p *Packed) Since(base *os.File, exists func() error) error {
 	c, err := newComparison(p.root, base)
 	if err != nil {
