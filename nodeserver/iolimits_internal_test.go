@@ -178,6 +178,26 @@ func TestLimitsBesideStalledDisk(t *testing.T) {
 	}
 }
 
+// TestRemoveLimitsWithoutController: limits can be removed while a pod that has no io.max uses the volume.
+func TestRemoveLimitsWithoutController(t *testing.T) {
+	pods := map[string]cgroup.Pod{"uid": cgroup.Pod(t.TempDir())} // without io.max
+	for name, tc := range map[string]struct {
+		limits volume.IOLimits
+		failed error
+	}{
+		"limits":  {volume.IOLimits{ReadIOPS: 100}, volume.ErrPrecondition},
+		"removed": {volume.IOLimits{}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			done := limitedPods{map[string]bool{}, map[string]error{}}
+			done.limitDevice(1, volume.Volume{ID: limitedID, IOLimits: &tc.limits}, pods, map[string]bool{"uid": true})
+			if err := done.err(); !errors.Is(err, tc.failed) {
+				t.Errorf("got error %v, want %v", err, tc.failed)
+			}
+		})
+	}
+}
+
 // TestCheckIOLimits: only a node that cannot limit I/O refuses limits for good.
 func TestCheckIOLimits(t *testing.T) {
 	s := New(registry(limitedVolumes{}), "node", 1)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/retry"
 )
 
 // await waits until a condition holds.
@@ -26,14 +27,12 @@ func await(tb testing.TB, what string, holds func() bool) {
 // Eventually waits until f returns no error.
 func Eventually(tb testing.TB, f func() error) {
 	tb.Helper()
-	var err error
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			tb.Fatalf("timed out: %v", err)
-		}
+	err := retry.For(tb.Context(), 2*time.Minute, func() (again bool, err error) {
+		err = f()
+		return err != nil, err
+	})
+	if err != nil {
+		tb.Fatalf("timed out: %v", err)
 	}
 }
 

@@ -221,7 +221,7 @@ func (m *Mover) verifyCopy(ctx context.Context, report status.Report, of kube.Pe
 	return c, nil, nil
 }
 
-// verifyAgain checks that the copy is still what it was when the recovery was planned, because pods may have used it since. It needs
+// verifyAgain checks that the copy has not changed since the recovery was planned, because pods may have used it. It needs
 // a new report: a pod that uses the copy may have started, and its object may have been deleted, since an older one.
 func (m *Mover) verifyAgain(ctx context.Context) error {
 	old, err := kube.AsPersistentVolume(m.state.Old)

@@ -178,7 +178,7 @@ func (f *packedFiles) share(dst *os.File, e *packedEntry, from int64) (bytes int
 }
 
 // differences yields the ranges of the current file from an offset on that differ from its origin. A range is either data or a
-// hole. It returns false if no more ranges are wanted.
+// hole. It returns false if the caller needs no more ranges.
 func (f *packedFiles) differences(ctx context.Context, from int64, yield func(Range, error) bool) bool {
 	older, err := f.openOrigin(ctx)
 	if err == nil {

@@ -426,7 +426,7 @@ func openPacked(dir *os.File, name string, e *packedEntry) (*os.File, error) {
 	return node, nil
 }
 
-// ranges yields the ranges of the data of the current file from an offset on. It returns false if no more ranges are wanted.
+// ranges yields the ranges of the data of the current file from an offset on. It returns false if the caller needs no more ranges.
 func (f *packedFiles) ranges(ctx context.Context, from int64, yield func(Range, error) bool) bool {
 	if f.origin != nil {
 		return f.differences(ctx, from, yield)
