@@ -46,7 +46,13 @@ type Pool struct {
 	tasks    sync.WaitGroup
 	// unmount unmounts the pool's directory; nil if this process did not mount it.
 	unmount func()
+	// locked is when this process took the pool's lock; zero if it has no lock.
+	locked time.Time
 }
+
+// LockedSince returns when this process took the pool's lock. Since then, no other process has attached an image of the
+// pool. ok is false if the process has no lock, as in a pool on an export.
+func (p *Pool) LockedSince() (since time.Time, ok bool) { return p.locked, !p.locked.IsZero() }
 
 // Open opens a pool: it makes the pool on its first use, takes its lock, removes the leftovers of a
 // crash, rebuilds the ledger and starts to empty the trash. state is the node's state directory.
@@ -253,6 +259,7 @@ func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, erro
 		return m, nil
 	}
 	if err = m.takeLock(ctx); err == nil {
+		p.locked = time.Now()
 		err = p.restrictAccess()
 	}
 	if err != nil {

@@ -250,7 +250,7 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 	path, ok, err := b.Mapped(v)
 	if !ok && err == nil && v.Encryption == nil {
 		var number int
-		number, ok, err = b.Loops.Find(b.tag(v.ID))
+		number, ok, err = b.findDevice(v.ID)
 		path = blockdev.LoopPath(number)
 	}
 	source := &blockdev.DeviceSource{Path: path, FSType: v.FSType}
@@ -258,6 +258,17 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
 	}
 	return source, ok, err
+}
+
+// findDevice returns the number of the volume's loop device. It does not scan all devices again for each volume without one
+// if only this process can have attached it.
+func (b *Backend) findDevice(id volume.ID) (number int, ok bool, err error) {
+	if p, err := b.Set.ByID(id); err == nil {
+		if since, locked := p.LockedSince(); locked {
+			return b.Loops.FindSince(b.tag(id), since)
+		}
+	}
+	return b.Loops.Find(b.tag(id))
 }
 
 // Detach implements backend.Backend. It frees a raw device; after an error the device is unchanged. The

@@ -137,6 +137,7 @@ func TestLoopTags(t *testing.T) {
 	if _, ok, err := otherProcess.FindKnown(tag); ok || err != nil {
 		t.Errorf("FindKnown in the other process: got the device, %v, want none because it does not scan again", err)
 	}
+	began := time.Now()
 	if number, ok, err := otherProcess.Find(tag); blockdev.LoopPath(number) != device || !ok || err != nil {
 		t.Errorf("Find in the other process: got device %d, %t, %v, want %s", number, ok, err, device)
 	}
@@ -151,5 +152,14 @@ func TestLoopTags(t *testing.T) {
 	must(t, otherProcess.DetachUnmounted(t.Context(), tag))
 	if _, ok, err := tags.Find(tag); ok || err != nil {
 		t.Errorf("Find after the device was detached: got %t, %v, want false", ok, err)
+	}
+	_, err = tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return os.Open(f.Name()) })
+	must(t, err)
+	otherProcess.Forget(tag) // the kernel may use the same device again
+	if _, ok, err := otherProcess.FindSince(tag, began); ok || err != nil {
+		t.Errorf("FindSince an earlier time than that of the last scan: got %t, %v, want no device, because it does not scan again", ok, err)
+	}
+	if _, ok, err := otherProcess.FindSince(tag, time.Now()); !ok || err != nil {
+		t.Errorf("FindSince a later time than that of the last scan: got %t, %v, want the device", ok, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +21,8 @@ type LoopTags struct {
 
 	mu      sync.Mutex
 	numbers map[string]int // the cached numbers of devices, by tag
-	// scanned means that all devices have been examined at least once.
-	scanned bool
+	// scanned is when the last complete scan of all devices began. It is zero before the first one.
+	scanned time.Time
 }
 
 // NewLoopTags returns a LoopTags for the devices that BoundLoops returns for accept. It never examines other
@@ -33,32 +34,36 @@ func NewLoopTags(accept func(backingFile string) bool) *LoopTags {
 
 // Find returns the number of the bound device with a tag.
 func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
+	return t.FindSince(tag, time.Now())
+}
+
+// FindKnown does the same as Find, but scans all devices only once. After that, it does not find a device that
+// another process binds. It is faster than Find for a tag that rarely has a device.
+func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
+	return t.FindSince(tag, time.Time{})
+}
+
+// FindSince does the same as Find, but scans all devices only if no scan has begun after since. It does not find a device
+// that another process has bound after since.
+func (t *LoopTags) FindSince(tag string, since time.Time) (number int, ok bool, err error) {
 	t.mu.Lock()
 	number, known := t.numbers[tag]
+	scanned := t.scanned.After(since)
 	t.mu.Unlock()
 	if known {
 		if current, err := LoopTag(number); err != nil || current == tag {
 			return number, err == nil, err
 		}
 	}
-	return t.scan(tag)
-}
-
-// FindKnown does the same as Find, but scans all devices only once. After that, it does not find a device that
-// another process binds. It is faster than Find for a tag that rarely has a device.
-func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
-	t.mu.Lock()
-	_, known := t.numbers[tag]
-	scanned := t.scanned
-	t.mu.Unlock()
-	if !known && scanned {
+	if scanned {
 		return 0, false, nil
 	}
-	return t.Find(tag)
+	return t.scan(tag)
 }
 
 // scan caches the tags of all devices and returns the device of one tag.
 func (t *LoopTags) scan(tag string) (int, bool, error) {
+	began := time.Now()
 	bound, err := BoundLoops(t.accept)
 	if err != nil {
 		return 0, false, err
@@ -77,8 +82,10 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 	defer t.mu.Unlock()
 	maps.Copy(t.numbers, current)
 	number, ok := current[tag]
+	if unreadable == nil {
+		t.scanned = began
+	}
 	if ok || unreadable == nil {
-		t.scanned = t.scanned || unreadable == nil
 		return number, ok, nil
 	}
 	return 0, false, unreadable
