@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -32,7 +33,8 @@ func serveNodes(ctx context.Context, dirs []string) error {
 		o := driver.Options{
 			Endpoint: "unix://" + filepath.Join(dir, socketFile), StateDir: dir, NodeID: filepath.Base(dir),
 			Name: driver.DefaultName, Version: "scale", Services: []string{"node"}, Config: config,
-			Kinds: backend.Kinds{loop.Kind, local.Kind}, // those that a directory can contain
+			Kinds:          backend.Kinds{loop.Kind, local.Kind}, // those that a directory can contain
+			HealthInterval: time.Hour,                            // otherwise, all drivers together examine thousands of volumes per second
 		}
 		group.Go(func() error {
 			if err := driver.Run(ctx, o); err != nil {
