@@ -165,6 +165,7 @@ func TestHealthOfShutDownPool(t *testing.T) {
 	o.Config.Pools[0].Directory.Path = filepath.Join(at, "pool")
 	d := backendtest.StartWith(t, o)
 	create(t, d, backendtest.Kind{FSType: "ext4"}, 64)
+	d.Restart(t) // the first examination finds the volume
 	awaitHealth(t, o)
 	testenv.Run(t, "xfs_io", "-x", "-c", "shutdown", at)
 	awaitHealth(t, o, `reason="DiskUnreadable",severity="inaccessible"`)
