@@ -153,9 +153,17 @@ func TestLoopTags(t *testing.T) {
 	if _, ok, err := tags.Find(tag); ok || err != nil {
 		t.Errorf("Find after the device was detached: got %t, %v, want false", ok, err)
 	}
+	// Another image gets the same device, so that the cached device of the tag has another tag.
+	other := newImage(t, 64*mib)
+	reused, err := blockdev.AttachLoop(t.Context(), other, blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:other", AutoClear: true})
+	must(t, err)
+	defer reused.Close()
 	_, err = tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return os.Open(f.Name()) })
 	must(t, err)
-	otherProcess.Forget(tag) // the kernel may use the same device again
+	if _, ok, err := otherProcess.FindSince(tag, began); !ok || err != nil {
+		t.Errorf("FindSince with a cached device that has another tag now: got %t, %v, want the device of the tag", ok, err)
+	}
+	otherProcess.Forget(tag)
 	if _, ok, err := otherProcess.FindSince(tag, began); ok || err != nil {
 		t.Errorf("FindSince an earlier time than that of the last scan: got %t, %v, want no device, because it does not scan again", ok, err)
 	}

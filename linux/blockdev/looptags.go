@@ -21,7 +21,9 @@ type LoopTags struct {
 
 	mu      sync.Mutex
 	numbers map[string]int // the cached numbers of devices, by tag
-	// scanned is when the last complete scan of all devices began. It is zero before the first one.
+	// attached counts the calls of Attach.
+	attached int
+	// scanned is when the last complete scan of all devices began, during which no device was attached. It is zero before the first one.
 	scanned time.Time
 }
 
@@ -43,27 +45,29 @@ func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
 	return t.FindSince(tag, time.Time{})
 }
 
-// FindSince does the same as Find, but scans all devices only if no scan has begun after since. It does not find a device
-// that another process has bound after since.
+// FindSince does the same as Find, but scans all devices only if no scan has begun after since, or the cached device has another tag now.
+// Otherwise it does not find a device that another process has bound after since.
 func (t *LoopTags) FindSince(tag string, since time.Time) (number int, ok bool, err error) {
 	t.mu.Lock()
 	number, known := t.numbers[tag]
 	scanned := t.scanned.After(since)
 	t.mu.Unlock()
+	if !known && scanned {
+		return 0, false, nil
+	}
 	if known {
 		if current, err := LoopTag(number); err != nil || current == tag {
 			return number, err == nil, err
 		}
 	}
-	if scanned {
-		return 0, false, nil
-	}
 	return t.scan(tag)
 }
 
-// scan caches the tags of all devices and returns the device of one tag.
+// scan returns the device of one tag. It caches the tags of all devices, unless a device is attached meanwhile.
 func (t *LoopTags) scan(tag string) (int, bool, error) {
-	began := time.Now()
+	t.mu.Lock()
+	attached, began := t.attached, time.Now()
+	t.mu.Unlock()
 	bound, err := BoundLoops(t.accept)
 	if err != nil {
 		return 0, false, err
@@ -80,15 +84,18 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	maps.Copy(t.numbers, current)
+	switch {
+	case t.attached != attached: // what the scan has read may be old
+	case unreadable != nil:
+		maps.Copy(t.numbers, current)
+	default:
+		t.numbers, t.scanned = current, began
+	}
 	number, ok := current[tag]
-	if unreadable == nil {
-		t.scanned = began
+	if ok {
+		unreadable = nil
 	}
-	if ok || unreadable == nil {
-		return number, ok, nil
-	}
-	return 0, false, unreadable
+	return number, ok, unreadable
 }
 
 // Forget removes a tag from the cache.
@@ -107,6 +114,7 @@ func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*L
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.numbers[c.Tag] = l.Number
+	t.attached++
 	return l, nil
 }
 
