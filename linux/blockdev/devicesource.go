@@ -173,7 +173,13 @@ func (d *DeviceSource) Owns(path string) (bool, error) {
 
 // Matcher implements mount.Source.
 func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) {
-	return func(e *mount.Entry) bool { return mount.IsOfDevice(e, d.Path) }, nil
+	node, err := mount.Inspect(d.Path)
+	if err != nil {
+		return nil, err
+	}
+	return func(e *mount.Entry) bool {
+		return node.IsBlock() && unix.Mkdev(uint32(e.Major), uint32(e.Minor)) == node.Rdev || mount.IsOfDevice(e, d.Path)
+	}, nil
 }
 
 // Unmount implements mount.Source. A killed process whose requests wait for an unresponsive server keeps the

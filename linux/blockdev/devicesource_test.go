@@ -1,9 +1,16 @@
 package blockdev_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
@@ -52,5 +59,104 @@ func TestDeviceSource(t *testing.T) {
 	must(t, filesystem.Grow())
 	if problems, err := filesystem.Problems(); err != nil || len(problems) > 0 {
 		t.Errorf("got problems %v, %v, want none", problems, err)
+	}
+}
+
+// withoutListing runs do as on a kernel without listmount(2) and statmount(2), where the mount table is read.
+func withoutListing(tb testing.TB, errno syscall.Errno, do func()) {
+	tb.Helper()
+	testenv.Forbid(tb, errno, []uint32{unix.SYS_LISTMOUNT, unix.SYS_STATMOUNT}, do)
+}
+
+// TestElsewhere: all mount points of a filesystem and of its device are found, except those at the staging path, also if it
+// has two paths. The result is the same on each kernel.
+func TestElsewhere(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			staged := testenv.Filesystem(t, fsType, "300M")
+			e, err := mount.OnPath(staged)
+			must(t, err)
+			source := &blockdev.DeviceSource{Path: e.Source, FSType: fsType}
+			elsewhere := func(mountID int, want ...string) {
+				t.Helper()
+				find := func() {
+					got, err := mount.Elsewhere(source, uint64(mountID))
+					slices.Sort(got)
+					slices.Sort(want)
+					if err != nil || !slices.Equal(got, want) {
+						t.Errorf("staged as mount %d: got %q, %v, want %q", mountID, got, err, want)
+					}
+				}
+				find()
+				withoutListing(t, unix.ENOSYS, find)
+				withoutListing(t, unix.EPERM, find)
+			}
+			bind := func(from, at string) (unmount func()) {
+				must(t, mount.Bind(from, at, mount.Options{}))
+				return func() { must(t, mount.Unmount(at)) }
+			}
+			elsewhere(e.ID)
+			elsewhere(0, staged)
+
+			dir := t.TempDir()
+			pod, node, other := filepath.Join(dir, "pod"), filepath.Join(dir, "node"), filepath.Join(dir, "other")
+			must(t, os.WriteFile(node, nil, 0o600))
+			must(t, errors.Join(os.Mkdir(pod, 0o700), os.Mkdir(other, 0o700)))
+			leave := bind(staged, pod)
+			elsewhere(e.ID, pod)
+			leave()
+			elsewhere(e.ID)
+
+			defer bind(e.Source, node)()
+			elsewhere(e.ID, node)
+			elsewhere(0, staged, node)
+
+			must(t, unix.Mount(filepath.Dir(staged), other, "", unix.MS_BIND|unix.MS_REC, ""))
+			must(t, unix.Mount("", other, "", unix.MS_PRIVATE|unix.MS_REC, "")) // its unmount does not unmount staged
+			defer func() { must(t, unix.Unmount(other, unix.MNT_DETACH)) }()
+			elsewhere(e.ID, node)
+		})
+	}
+}
+
+// BenchmarkElsewhere measures the check of a ReadWriteOncePod volume, with eight callers.
+func BenchmarkElsewhere(b *testing.B) {
+	staged := testenv.Filesystem(b, "ext4", "64M")
+	e, err := mount.OnPath(staged)
+	if err != nil {
+		b.Fatal(err)
+	}
+	source := &blockdev.DeviceSource{Path: e.Source, FSType: "ext4"}
+	dir, from, made := b.TempDir(), b.TempDir(), 0
+	for _, mounts := range []int{100, 1000} {
+		for ; made < mounts; made++ { // as on a node: half of them are memory, such as tokens and Secrets
+			at := filepath.Join(dir, fmt.Sprint(made))
+			err := os.Mkdir(at, 0o700)
+			if err == nil && made%2 == 0 {
+				err = unix.Mount("tmpfs", at, "tmpfs", 0, "")
+			} else if err == nil {
+				err = mount.Bind(from, at, mount.Options{})
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = unix.Unmount(at, 0) })
+		}
+		run := func(do func(b *testing.B, run func())) func(*testing.B) {
+			return func(b *testing.B) {
+				b.SetParallelism(max(1, 8/runtime.GOMAXPROCS(0)))
+				b.RunParallel(func(pb *testing.PB) {
+					do(b, func() {
+						for pb.Next() {
+							if _, err := mount.Elsewhere(source, uint64(e.ID)); err != nil {
+								b.Error(err)
+							}
+						}
+					})
+				})
+			}
+		}
+		b.Run(fmt.Sprintf("%d mounts, listmount", mounts), run(func(_ *testing.B, run func()) { run() }))
+		b.Run(fmt.Sprintf("%d mounts, mount table", mounts), run(func(b *testing.B, run func()) { withoutListing(b, unix.ENOSYS, run) }))
 	}
 }

@@ -3,8 +3,11 @@ package mount_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -79,9 +82,33 @@ func testDirectory(t *testing.T, at string) {
 	if all, err := mount.Of(anyPath); err != nil || len(all) > 0 {
 		t.Errorf("AnyPath: got mounts %v, %v, want none, because Matcher ignores it", all, err)
 	}
+	testElsewhere(t, d, target)
 	must(t, os.Rename(filepath.Join(below, "v/data"), filepath.Join(below, "v/away")))
 	check("moved within its volume", d, 1)
 	must(t, os.Remove(filepath.Join(below, "v/away")))
 	check("removed", d, 1)
 	check("removed, without a base", withoutBase, 1)
+}
+
+// testElsewhere tests that a second mount of a directory is found, on each kernel.
+func testElsewhere(t *testing.T, d *mount.DirectorySource, staged string) {
+	t.Helper()
+	at, err := mount.Inspect(staged)
+	must(t, err)
+	elsewhere := func(want ...string) {
+		t.Helper()
+		find := func() {
+			if got, err := mount.Elsewhere(d, at.MountID); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Elsewhere: got %q, %v, want %q", got, err, want)
+			}
+		}
+		find()
+		testenv.Forbid(t, syscall.ENOSYS, []uint32{unix.SYS_LISTMOUNT, unix.SYS_STATMOUNT}, find)
+	}
+	elsewhere()
+	pod := t.TempDir()
+	must(t, mount.Bind(staged, pod, mount.Options{}))
+	elsewhere(pod)
+	must(t, mount.Unmount(pod))
+	elsewhere()
 }

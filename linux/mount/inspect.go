@@ -2,7 +2,6 @@ package mount
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -181,59 +180,6 @@ func sameDevice(a, b string) bool {
 		return false
 	}
 	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
-}
-
-// Elsewhere returns the mount points of a source, except those at the same place as the mount with the given
-// ID. If the ID is 0, it returns all. Mounts are at the same place if they have the same path on the same
-// parent filesystem. A place has several paths if a directory above it is mounted twice.
-func Elsewhere(source Source, mountID uint64) ([]string, error) {
-	return elsewhere(source.Matcher, mountID)
-}
-
-// Beside returns the mount points of the filesystem (major:minor) of a mount, except those at the same
-// place as that mount, as Elsewhere does.
-func Beside(e *Entry) ([]string, error) {
-	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
-	return elsewhere(func([]*Entry) (func(*Entry) bool, error) { return same, nil }, uint64(e.ID))
-}
-
-// elsewhere returns the mount points of the mounts that a matcher accepts, except those at the same place as the
-// mount with the ID.
-func elsewhere(matcher func([]*Entry) (func(*Entry) bool, error), mountID uint64) ([]string, error) {
-	table, err := wholeTable()
-	if err != nil {
-		return nil, err
-	}
-	shows, err := matcher(table)
-	if err != nil {
-		return nil, err
-	}
-	byID := map[int]*Entry{}
-	for _, e := range table {
-		byID[e.ID] = e
-	}
-	own := place(byID[int(mountID)], byID)
-	var paths []string
-	for _, e := range table {
-		if shows(e) && place(e, byID) != own {
-			paths = append(paths, e.Mountpoint)
-		}
-	}
-	return paths, nil
-}
-
-// place returns a text that identifies the parent filesystem of a mount and the path of the mount point on it.
-// It is empty for nil.
-func place(e *Entry, byID map[int]*Entry) string {
-	if e == nil {
-		return ""
-	}
-	parent := byID[e.Parent]
-	if parent == nil {
-		return e.Mountpoint
-	}
-	below := strings.TrimPrefix(e.Mountpoint, parent.Mountpoint)
-	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
 }
 
 // IsMountPoint reports whether a path is a mount point. It does not access the mounted filesystem,

@@ -27,7 +27,7 @@ type Source interface {
 	// removed after the mount, or the mounted filesystem is broken.
 	Owns(path string) (bool, error)
 	// Matcher returns a function that reports whether an entry of a mount table is a mount of
-	// the source.
+	// the source. The entries may have no options.
 	Matcher(table []*Entry) (func(*Entry) bool, error)
 	// Problems returns the problems of the mounted source.
 	Problems() ([]Problem, error)

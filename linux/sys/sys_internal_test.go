@@ -49,6 +49,8 @@ func TestSizes(t *testing.T) {
 		"struct fs_disk_quota":   {unsafe.Sizeof(ProjectQuota{}), 112},
 		"struct fiemap_extent":   {unsafe.Sizeof(Extent{}), 56},
 		"struct blkpg_partition": {unsafe.Sizeof(blkpgPartition{}), 152},
+		"struct mnt_id_req":      {unsafe.Sizeof(mountIDRequest{}), 24},
+		"struct statmount":       {unsafe.Sizeof(statmount{}), 512},
 	} {
 		if sizes[0] != sizes[1] {
 			t.Errorf("%s: got %d bytes, want %d", name, sizes[0], sizes[1])
