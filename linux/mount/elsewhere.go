@@ -131,13 +131,14 @@ func readLines(mounts []sys.Mount, keep func(sys.Mount) bool) ([]sys.MountLine, 
 // candidates returns a function that reports whether a mount may be of a source, or has the ID. mounts are all mounts.
 func candidates(source Source, mountID uint64, mounts []sys.Mount) (func(sys.Mount) bool, error) {
 	switch s := source.(type) {
-	case BlockDevice: // its filesystem, or a bind mount of its node
+	case BlockDevice: // its filesystem, or a bind mount of its node from the /dev of this process, which is that of the host
 		node, err := Inspect(s.Node())
 		if err != nil || !node.IsBlock() {
 			return nil, errors.Join(err, unix.ENOTBLK)
 		}
 		return func(m sys.Mount) bool {
-			return unix.Mkdev(m.Major, m.Minor) == node.Rdev || m.Magic == unix.BTRFS_SUPER_MAGIC || m.Magic == unix.TMPFS_MAGIC
+			dev := unix.Mkdev(m.Major, m.Minor)
+			return dev == node.Rdev || dev == node.Dev || m.Magic == unix.BTRFS_SUPER_MAGIC
 		}, nil
 	case *DirectorySource:
 		i := slices.IndexFunc(mounts, func(m sys.Mount) bool { return uint64(m.TableID) == mountID })
