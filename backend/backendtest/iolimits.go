@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -23,6 +25,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/cgroup"
 	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // modify changes the limits of the volume's I/O. more are keys and values in turn.
@@ -379,4 +382,114 @@ func wantTime(t *testing.T, what string, want, took time.Duration) {
 	if took < want*9/10 || took > want*3/2 {
 		t.Errorf("%s took %s, want %s", what, took, want)
 	}
+}
+
+// NoisyNeighbour measures the requests for a volume while a pod writes to another volume of the pool as fast as it can, without and
+// with a limit, for all kinds of a target.
+func NoisyNeighbour(t *testing.T, target Target) {
+	t.Helper()
+	for _, kind := range target.Volumes() {
+		t.Run(kind.Name(), func(t *testing.T) { testNoisyNeighbour(t, kind.start(t, "64G", func(*driver.Options) {}), kind) })
+	}
+}
+
+// testNoisyNeighbour: a limit of one volume makes the requests for another one faster.
+func testNoisyNeighbour(t *testing.T, d *Driver, kind Kind) {
+	t.Helper()
+	quiet := newVolume(t, d, kind, multiWriter)
+	quiet.stageAndPublish(t)
+	p := newPod(t, cgroup.Root, t.TempDir(), kind)
+	container := p.startContainer(t)
+	noisy := newVolume(t, d, kind, multiWriter)
+	noisy.target = p.target
+	noisy.stageAndPublish(t)
+
+	alone := quiet.p99(t)
+	container.load(t, noisy.data(noisy.target))
+	await(t, "the neighbour to write", func() bool { return p.written(t, noisy) > 64*mib })
+	disturbed, rate := p.p99Beside(t, quiet, noisy)
+	must(t, noisy.modify(t, "bytesPerSecondWrite", "8Mi"))
+	limited, limitedRate := p.p99Beside(t, quiet, noisy)
+
+	t.Logf("99th percentile of requests of 4 KiB: without a neighbour %v; while it writes %.1f MiB/s %v; while it is limited to %.1f MiB/s %v",
+		alone, rate, disturbed, limitedRate, limited)
+	if limited.read >= disturbed.read || limited.write >= disturbed.write {
+		t.Errorf("got %v with a limit of the neighbour and %v without, want less with the limit", limited, disturbed)
+	}
+}
+
+// p99 is the 99th percentile of the durations of requests.
+type p99 struct{ read, write time.Duration }
+
+func (p p99) String() string { return fmt.Sprintf("read %s, synchronous write %s", p.read, p.write) }
+
+// p99 measures requests of 4 KiB at random positions, without the cache.
+func (l *testVolume) p99(t *testing.T) p99 {
+	t.Helper()
+	const requests, block, blocks = 500, 4096, 4096
+	f, err := os.OpenFile(l.data(l.target), os.O_RDWR|os.O_CREATE|unix.O_DIRECT|unix.O_DSYNC, 0o600)
+	must(t, err)
+	defer f.Close()
+	// O_DIRECT requires aligned memory (open(2)).
+	memory, err := unix.Mmap(-1, 0, block*blocks, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must(t, err)
+	defer func() { must(t, unix.Munmap(memory)) }()
+	_, err = f.WriteAt(memory, 0)
+	must(t, err)
+	var reads, writes measure.Durations
+	for range requests {
+		at := rand.Int64N(blocks) * block
+		for _, request := range []struct {
+			do   func([]byte, int64) (int, error)
+			took *measure.Durations
+		}{{f.ReadAt, &reads}, {f.WriteAt, &writes}} {
+			start := time.Now()
+			_, err := request.do(memory[:block], at)
+			request.took.Add(time.Since(start))
+			must(t, err)
+		}
+	}
+	return p99{reads.At(99), writes.At(99)}
+}
+
+// load writes to a file or a device as fast as possible until the test ends.
+func (c inCgroup) load(t *testing.T, data string) {
+	t.Helper()
+	const script = `echo $$ >"$1/cgroup.procs"
+		for i in 1 2 3 4; do
+			while dd if=/dev/zero of="$2" bs=1M count=512 oflag=direct conv=notrunc status=none; do :; done &
+		done
+		wait`
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", script, "load", string(c), data)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		must(t, os.WriteFile(filepath.Join(string(c), "cgroup.kill"), []byte("1"), 0))
+		_ = cmd.Wait() // it was killed
+		await(t, "the processes of the pod to end", func() bool {
+			b, err := os.ReadFile(filepath.Join(string(c), "cgroup.procs"))
+			return err == nil && len(b) == 0
+		})
+	})
+}
+
+// written returns how many bytes the pod has written to the device of a volume.
+func (p podIn) written(t *testing.T, l *testVolume) int64 {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(p.cgroup, "io.stat"))
+	must(t, err)
+	m := regexp.MustCompile(`(?m)^` + l.deviceNumber(t) + ` .*\bwbytes=(\d+)`).FindSubmatch(b)
+	if m == nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(string(m[1]), 10, 64)
+	must(t, err)
+	return n
+}
+
+// p99Beside is quiet.p99, and also returns how many MiB per second the pod writes to another volume meanwhile.
+func (p podIn) p99Beside(t *testing.T, quiet, noisy *testVolume) (result p99, rate float64) {
+	t.Helper()
+	start, before := time.Now(), p.written(t, noisy)
+	result = quiet.p99(t)
+	return result, float64(p.written(t, noisy)-before) / float64(mib) / time.Since(start).Seconds()
 }

@@ -14,3 +14,5 @@ func TestIOLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) { backendtest.IOLimitsEnforced(t, targets.ByName(t, name)) })
 	}
 }
+
+func TestNoisyNeighbour(t *testing.T) { backendtest.NoisyNeighbour(t, targets.ByName(t, "images-xfs")) }
