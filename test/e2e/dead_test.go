@@ -16,13 +16,19 @@ import (
 // revive.
 func (n node) die(t *testing.T) {
 	t.Helper()
+	n.killWithKubelet(t, n.containerProcesses)
+}
+
+// killWithKubelet kills the node's kubelet and other processes. The kubelet does not start again before revive.
+func (n node) killWithKubelet(t *testing.T, others func() []int) {
+	t.Helper()
 	must(t, os.WriteFile(n.stopFile(), nil, 0o600))
 	t.Cleanup(func() { n.revive(t) })
-	if kill(n.kubeletProcesses()...) == 0 || kill(n.containerProcesses()...) == 0 {
-		t.Fatalf("got no kubelet or no containers on %s, want both", n.name)
+	if kill(n.kubeletProcesses()...) == 0 || kill(others()...) == 0 {
+		t.Fatalf("got no kubelet or no other processes to kill on %s, want both", n.name)
 	}
-	eventually(t, time.Minute, "the kubelet and the containers of "+n.name+" have ended", func() (string, bool) {
-		return "", kill(n.kubeletProcesses()...)+kill(n.containerProcesses()...) == 0
+	eventually(t, time.Minute, "the kubelet and the other processes of "+n.name+" have ended", func() (string, bool) {
+		return "", kill(n.kubeletProcesses()...)+kill(others()...) == 0
 	})
 }
 

@@ -87,7 +87,15 @@ func (n node) kubeletProcesses() []int {
 
 // containerProcesses returns all processes in the node's containers.
 func (n node) containerProcesses() []int {
-	return slices.DeleteFunc(processes(), func(pid int) bool { return !inCgroup(pid, "/"+filepath.Base(n.dir)+"/kubepods/") })
+	return slices.DeleteFunc(processes(), func(pid int) bool { return !n.runs(pid) })
+}
+
+// runs reports whether a process is in a container of the node.
+func (n node) runs(pid int) bool { return inCgroup(pid, "/"+filepath.Base(n.dir)+"/kubepods/") }
+
+// driverProcesses returns the processes of the driver that serve the node.
+func (n node) driverProcesses() []int {
+	return slices.DeleteFunc(processes(driver, "driver", "--services=node"), func(pid int) bool { return !n.runs(pid) })
 }
 
 // inCgroup reports whether the path of a process's cgroup contains a text.

@@ -136,6 +136,7 @@ var guests = []guest{
 		name: "limits-conformance", disks: groupDisks, prelude: onEncrypted + withCgroups, long: true, limit: 30 * time.Minute,
 		programs: []program{
 			{"./backend/loop", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/images-xfs/btrfs", "TestIOLimits/images-encrypted/ext4")},
+			{"./backend/loop", []string{"-test.run", "^TestNoisyNeighbour$/^(ext4|block)$"}, passed("TestNoisyNeighbour/ext4", "TestNoisyNeighbour/block")},
 			{"./backend/disk", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/ext4", "TestIOLimits/block")},
 			{"./backend/lvm", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/group/xfs", "TestIOLimits/thin/ext4")},
 		},
@@ -378,6 +379,10 @@ var guests = []guest{
 			{"./test/nfs", []string{"-test.run", "^TestHealth$"}, passed("TestHealth/silent_server", "TestHealth/lost_lock", "TestHealth/full_pool", "TestHealth/pulled_disk", "TestHealth/pulled_disk_of_a_pool")},
 			{"./cmd/trivet", []string{"-test.run", "^TestTracesOfEncrypted$"}, passed("TestTracesOfEncrypted")},
 		},
+	},
+	{
+		name: "limits-cluster", mem: 8 << 10, disks: []string{"16G"}, prelude: onDisk, cluster: true, long: true, limit: time.Hour,
+		programs: []program{{"./test/e2e", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits")}},
 	},
 	{
 		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,
