@@ -393,7 +393,7 @@ func NoisyNeighbour(t *testing.T, target Target) {
 	}
 }
 
-// testNoisyNeighbour: a limit of one volume makes the requests for another one faster.
+// testNoisyNeighbour: a limit of one volume makes the slow requests for another one at least twice as fast.
 func testNoisyNeighbour(t *testing.T, d *Driver, kind Kind) {
 	t.Helper()
 	quiet := newVolume(t, d, kind, multiWriter)
@@ -413,8 +413,8 @@ func testNoisyNeighbour(t *testing.T, d *Driver, kind Kind) {
 
 	t.Logf("99th percentile of requests of 4 KiB: without a neighbour %v; while it writes %.1f MiB/s %v; while it is limited to %.1f MiB/s %v",
 		alone, rate, disturbed, limitedRate, limited)
-	if limited.read >= disturbed.read || limited.write >= disturbed.write {
-		t.Errorf("got %v with a limit of the neighbour and %v without, want less with the limit", limited, disturbed)
+	if limited.read > disturbed.read/2 || limited.write > disturbed.write/2 {
+		t.Errorf("got %v with a limit of the neighbour and %v without, want at most half with the limit", limited, disturbed)
 	}
 }
 
