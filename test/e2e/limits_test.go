@@ -78,10 +78,10 @@ func (c limitedClaim) testEnforced(t *testing.T) {
 	t.Helper()
 	pod := podCgroups(t)[kubectl(t, "-n", c.ns, "get", "pod", "data", "-o", "jsonpath={.metadata.uid}")]
 	c.modify(t, limits2Mi)
-	c.wantTime(t, 10*time.Second, "if=/dev/zero of=/data/file bs=256k count=80 oflag=direct conv=notrunc")
+	c.wantTime(t, "if=/dev/zero of=/data/file bs=256k count=80 oflag=direct conv=notrunc")
 	c.modify(t, limits4Mi)
-	c.wantTime(t, 10*time.Second, "if=/dev/zero of=/data/file bs=256k count=160 oflag=direct conv=notrunc")
-	c.wantTime(t, 10*time.Second, "if=/data/file of=/dev/null bs=256k count=160 iflag=direct")
+	c.wantTime(t, "if=/dev/zero of=/data/file bs=256k count=160 oflag=direct conv=notrunc")
+	c.wantTime(t, "if=/data/file of=/dev/null bs=256k count=160 iflag=direct")
 
 	limit := ioMax(t, pod)
 	device, _, _ := strings.Cut(limit, " ")
@@ -97,7 +97,7 @@ func (c limitedClaim) testEnforced(t *testing.T) {
 		return now, now == limit
 	})
 	waitDriver(t)
-	c.wantTime(t, 10*time.Second, "if=/data/file of=/dev/null bs=256k count=160 iflag=direct")
+	c.wantTime(t, "if=/data/file of=/dev/null bs=256k count=160 iflag=direct")
 
 	c.modify(t, noLimits)
 	if got := ioMax(t, pod); got != "" {
@@ -131,9 +131,10 @@ func ioMax(t *testing.T, pod cgroup.Pod) string {
 	return strings.TrimSpace(read(t, filepath.Join(string(pod), "io.max")))
 }
 
-// wantTime fails the test unless dd(1) in the pod takes the time that the limit requires, within a tenth.
-func (c limitedClaim) wantTime(t *testing.T, want time.Duration, dd string) {
+// wantTime fails the test unless dd(1) in the pod takes 10 seconds, which its limit requires, within a tenth.
+func (c limitedClaim) wantTime(t *testing.T, dd string) {
 	t.Helper()
+	const want = 10 * time.Second
 	lines := strings.Split(execIn(t, c.ns, "data", "time -f %e dd "+dd+" 2>&1"), "\n")
 	seconds, err := strconv.ParseFloat(lines[len(lines)-1], 64)
 	must(t, err)
