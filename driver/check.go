@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,10 +17,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// hangTime is the time after the end of its context until a check that has not returned counts as failed.
-const hangTime = 5 * time.Minute
+const (
+	// hangTime is the time after the end of its context until a check that has not returned counts as failed.
+	hangTime = 5 * time.Minute
+	// turnTime is the longest time for which a check that has not returned delays the checks in other pools.
+	turnTime = 24 * time.Hour
+)
 
-var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and the node checks no other volume until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
+var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and the driver starts no other scheduled check in the pool until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
 
 // errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
 var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
@@ -37,7 +42,8 @@ type checks struct {
 	*scheduler
 
 	backends *backend.Registry
-	// turn has one element while a volume is checked, so that only one check program needs memory at a time.
+	// turn has one element while a volume is checked, so that only one check program needs memory at a time. A check that does not
+	// return does not keep the turn (takeTurn, watch).
 	turn chan struct{}
 	// counts is protected by scheduler.mu.
 	counts map[countedCheck]float64
@@ -153,16 +159,15 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	if err != nil {
 		return err
 	}
-	select {
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
+	pass, err := c.takeTurn(ctx, v.ID)
+	if err != nil {
+		return err
 	}
+	defer pass()
 	if last, ok, err := p.Checked(v); err == nil && ok {
 		r.LastCheck, r.LastResult = last.At, resultOf(last.Damaged)
 	}
-	defer c.watch(ctx, *r)()
+	defer c.watch(ctx, *r, pass)()
 	r.Began = time.Now().UTC().Truncate(time.Second)
 	began := time.Now()
 	r.Errors, err = b.CheckFilesystem(ctx, v)
@@ -188,8 +193,27 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	return err
 }
 
-// watch logs and counts a check that has not returned some time after the end of ctx, for example because a disk does not answer.
-func (c *checks) watch(ctx context.Context, r CheckResult) (returned func()) {
+// takeTurn waits until the other checks have returned, or have had their time. pass ends the turn, also if it is called again.
+func (c *checks) takeTurn(ctx context.Context, id volume.ID) (pass func(), err error) {
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: %w", context.Cause(ctx), errNotBegun)
+	}
+	end := sync.OnceFunc(func() { <-c.turn })
+	over := time.AfterFunc(turnTime, func() {
+		klog.FromContext(ctx).Info("A check has not returned, and delays no other checks any more", "volume", id, "duration", turnTime)
+		end()
+	})
+	return func() {
+		over.Stop()
+		end()
+	}, nil
+}
+
+// watch logs and counts a check that has not returned some time after the end of ctx, for example because a disk does not answer, and
+// calls pass.
+func (c *checks) watch(ctx context.Context, r CheckResult, pass func()) (returned func()) {
 	done := make(chan struct{})
 	go func() {
 		select {
@@ -201,6 +225,7 @@ func (c *checks) watch(ctx context.Context, r CheckResult) (returned func()) {
 		case <-done:
 		case <-time.After(hangTime):
 			c.count(ctx, r, errCheckHangs)
+			pass()
 		}
 	}()
 	return func() { close(done) }

@@ -2,14 +2,16 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestCheckHangs: a check counts as failed if it has not returned some time after its end.
+// TestCheckHangs: a check counts as failed if it has not returned some time after its end. Then another volume has its turn.
 func TestCheckHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecks(t.Context(), nil, nil, []pool.Config{{Name: "p"}})
@@ -19,8 +21,10 @@ func TestCheckHangs(t *testing.T) {
 			return c.counts[countedCheck{"p", CheckFailed}]
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		hangs := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed})
-		ends := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed})
+		passed := 0
+		pass := func() { passed++ }
+		hangs := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed}, pass)
+		ends := c.watch(ctx, CheckResult{Pool: "p", Result: CheckFailed}, pass)
 		<-time.After(2 * hangTime)
 		cancel()
 		<-time.After(hangTime - time.Second)
@@ -30,9 +34,48 @@ func TestCheckHangs(t *testing.T) {
 		}
 		<-time.After(2 * time.Second)
 		synctest.Wait()
-		if got := failed(); got != 1 {
-			t.Errorf("got %v failed checks, want one", got)
+		if got := failed(); got != 1 || passed != 1 {
+			t.Errorf("got %v failed checks and %d turns that were passed, want one", got, passed)
 		}
 		hangs()
+	})
+}
+
+// TestCheckTurn: the checks of volumes wait for each other, but not for ever for one that does not return.
+func TestCheckTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newChecks(t.Context(), nil, nil, nil)
+		began := time.Now()
+		hangs, err := c.takeTurn(t.Context(), volume.ID{Name: "hangs"})
+		must(t, err)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, errCheckEnds)
+		defer cancel()
+		if _, err := c.takeTurn(ctx, volume.ID{Name: "in a window"}); !errors.Is(err, errNotBegun) || !errors.Is(err, errCheckEnds) {
+			t.Errorf("got error %v at the end of a window, want that the check has not begun", err)
+		}
+		ends, err := c.takeTurn(t.Context(), volume.ID{Name: "ends"})
+		must(t, err)
+		if waited := time.Since(began); waited != turnTime {
+			t.Errorf("got the turn after %v, want %v", waited, turnTime)
+		}
+		hangs() // it returns, and does not end the turn of the other check
+		next := make(chan struct{})
+		go func() {
+			defer close(next)
+			pass, err := c.takeTurn(t.Context(), volume.ID{Name: "next"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			pass()
+		}()
+		synctest.Wait()
+		select {
+		case <-next:
+			t.Error("got two turns at the same time, want one")
+		default:
+		}
+		ends()
+		<-next
 	})
 }

@@ -52,9 +52,9 @@ func TestScheduledCheck(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(fmt.Sprintf(`{"at":%q,"damaged":false}`+"\n", at.Format(time.RFC3339))), 0o600))
 		return at
 	}
-	record(records[0], 6)
+	recent := record(records[0], 6)
 	record(records[1], 8)
-	oldest := record(records[2], 9)
+	record(records[2], 9)
 	bin := t.TempDir()
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	must(t, os.WriteFile(filepath.Join(bin, "e2fsck"), []byte("#!/bin/sh\necho error 1; exit 12\n"), 0o755))
@@ -76,7 +76,7 @@ func TestScheduledCheck(t *testing.T) {
 	}
 	d.Stop(t)
 	d = backendtest.StartWith(t, o)
-	checked(2, fmt.Sprintf(`trivet_check_oldest_timestamp_seconds{pool="default"} %v`, float64(oldest.Unix())))
+	checked(2, fmt.Sprintf(`trivet_check_oldest_timestamp_seconds{pool="default"} %v`, float64(recent.Unix())))
 	first := read()
 	for i, want := range []bool{false, true, true} {
 		if got := strings.Contains(first[i], `"damaged":true`); got != want {

@@ -158,18 +158,23 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	s.oldests[name] = failed.oldest(all)
-	s.mu.Unlock()
-	s.runDue(all, when, failed)
+	s.setOldest(name, failed.oldest(all))
+	s.runDue(name, all, when, failed)
 	return nil
+}
+
+// setOldest sets the metric of a pool.
+func (s *scheduler) setOldest(name string, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.oldests[name] = at
 }
 
 // runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
 // ago. It stops at the end of the window. A run that has failed also counts for the order, and one that has not ended in the window
 // only if it was the first: so a volume that needs more than the rest of a window is the first in a later one, and a volume that
 // needs more than a window does not keep the others from their turn.
-func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures) {
+func (s *scheduler) runDue(name string, all []candidate, when pool.Schedule, failed failures) {
 	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
 		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
 	})
@@ -186,15 +191,21 @@ func (s *scheduler) runDue(all []candidate, when pool.Schedule, failed failures)
 	}
 	log := klog.FromContext(ctx)
 	first := true
-	for _, c := range all {
+	for i := range all {
+		c := &all[i]
 		before, retried := failed[c.id]
-		if now := time.Now(); ctx.Err() != nil || !when.Due(c.last, now) || retried && before.waits(now) {
+		began := time.Now()
+		if ctx.Err() != nil || !when.Due(c.last, began) || retried && before.waits(began) {
 			continue
 		}
 		err := c.run(ctx)
+		if err == nil {
+			c.last = began
+		}
 		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
 			delete(failed, c.id)
 			first = false
+			s.setOldest(name, failed.oldest(all))
 			continue
 		}
 		if errors.Is(err, errNotBegun) {

@@ -42,7 +42,7 @@ func (s *scheduleTest) run(hours map[string]int) []string {
 		}})
 	}
 	s.ran = nil
-	s.runDue(all, s.when, s.failed)
+	s.runDue("p", all, s.when, s.failed)
 	return s.ran
 }
 
@@ -83,7 +83,7 @@ func TestScheduleFair(t *testing.T) {
 					}
 				}})
 			}
-			s.runDue(all, s.when, s.failed)
+			s.runDue("p", all, s.when, s.failed)
 			<-time.After(time.Until(midnight.AddDate(0, 0, 1)))
 		}
 		for _, name := range []string{"a", "b", "c", "d"} {
@@ -152,6 +152,31 @@ func TestScheduleOldest(t *testing.T) {
 	}
 }
 
+// TestScheduleOldestInPass: the metric follows the runs while others have not begun.
+func TestScheduleOldestInPass(t *testing.T) {
+	s := newScheduleTest(t)
+	oldest := func() time.Time {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.oldests["p"]
+	}
+	at := func(days int) time.Time { return time.Now().AddDate(0, 0, -days) }
+	recent, due := at(0), at(2)
+	s.runDue("p", []candidate{
+		{volume.ID{Name: "oldest"}, at(3), func(context.Context) error { return nil }},
+		{volume.ID{Name: "due"}, due, func(context.Context) error {
+			if got := oldest(); !got.Equal(due) {
+				t.Errorf("got %v in the second run, want %v", got, due)
+			}
+			return nil
+		}},
+		{volume.ID{Name: "recent"}, recent, nil},
+	}, s.when, s.failed)
+	if got := oldest(); !got.Equal(recent) {
+		t.Errorf("got %v after all runs, want %v", got, recent)
+	}
+}
+
 // TestScheduleWindow: no run begins outside the window, and a run ends with it. Without a window, a run has no limit.
 func TestScheduleWindow(t *testing.T) {
 	s := newScheduleTest(t)
@@ -161,7 +186,7 @@ func TestScheduleWindow(t *testing.T) {
 		must(t, err)
 		return when
 	}
-	s.runDue([]candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
+	s.runDue("p", []candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
 		if deadline, limited := ctx.Deadline(); limited {
 			t.Errorf("without a window: got the end %v, want none", deadline)
 		}
@@ -172,7 +197,7 @@ func TestScheduleWindow(t *testing.T) {
 		t.Errorf("outside the window: got runs for %v, want none", got)
 	}
 	s.when = window(-time.Hour, time.Hour)
-	s.runDue([]candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
+	s.runDue("p", []candidate{{volume.ID{Name: "a"}, time.Now().Add(-25 * time.Hour), func(ctx context.Context) error {
 		deadline, ok := ctx.Deadline()
 		if left := time.Until(deadline); !ok || left < 58*time.Minute || left > time.Hour {
 			t.Errorf("got %v left, want until the end of the window", left)
@@ -191,7 +216,7 @@ func TestScheduleClose(t *testing.T) {
 	var ended error
 	entered := make(chan struct{})
 	s.runs.Go(func() {
-		s.runDue([]candidate{{volume.ID{Name: "a"}, time.Time{}, func(ctx context.Context) error {
+		s.runDue("p", []candidate{{volume.ID{Name: "a"}, time.Time{}, func(ctx context.Context) error {
 			close(entered)
 			<-ctx.Done()
 			ended = context.Cause(ctx)
