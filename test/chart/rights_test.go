@@ -350,6 +350,21 @@ func TestControllersPod(t *testing.T) {
 	}
 }
 
+// TestPodOfHelmTest checks that a namespace with the Pod Security level restricted accepts the pod of `helm test`, and that its root
+// filesystem is read-only.
+func TestPodOfHelmTest(t *testing.T) {
+	pod := one[*corev1.Pod](t, template(t, "")).Spec
+	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser == 0 || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("got security context %v, want runAsNonRoot with a user and the seccomp profile RuntimeDefault", s)
+	}
+	for _, c := range pod.Containers {
+		s := c.SecurityContext
+		if *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 {
+			t.Errorf("got security context %v of %s, want an unprivileged one that drops all capabilities", s, c.Name)
+		}
+	}
+}
+
 // TestDriverName checks that all objects use the configured name of the driver.
 func TestDriverName(t *testing.T) {
 	const socket = "/var/lib/k0s/kubelet/plugins/storage.example.com"

@@ -1,6 +1,6 @@
 // Package privileges measures which capabilities and directories of the node the driver needs. It runs the driver in
 // namespaces like those of its container, with exactly the capabilities and writable directories of a list, and makes
-// the calls in the life of a volume of each kind. The root filesystem is that of the machine, read-only, and not that of
-// the image. Then it takes each capability and directory away, and compares the first call that fails with the
-// list. The list is a table in docs/operations/security.md.
+// the calls in the life of a volume of each kind. Its root has only these directories, and the programs and settings of this machine in
+// place of those of the image. Then it takes each capability and directory away, and compares the first call that fails
+// with the list. The list is a table in docs/operations/security.md.
 package privileges

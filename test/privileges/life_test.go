@@ -7,13 +7,18 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
@@ -24,6 +29,7 @@ type life struct {
 	s    *subject
 	t    *testing.T
 	name string
+	pod  string // the UID of the pod
 	// created contains the requests of the volumes, the first of which is the volume itself.
 	created []*csi.CreateVolumeRequest
 	// snapshot is the request of the snapshot; nil before it.
@@ -37,14 +43,22 @@ type life struct {
 func (n *node) newLife(t *testing.T, s *subject, d *instance) *life {
 	t.Helper()
 	n.volumes++
-	l := &life{instance: d, n: n, s: s, t: t, name: fmt.Sprintf("v%d", n.volumes), ids: map[string]string{}}
-	must(t, os.MkdirAll(l.staging(), 0o755))
+	l := &life{instance: d, n: n, s: s, t: t, name: fmt.Sprintf("v%d", n.volumes), pod: uuid.NewString(), ids: map[string]string{}}
+	cgroup := filepath.Join(n.cgroups, burstable, "kubepods-burstable-pod"+strings.ReplaceAll(l.pod, "-", "_")+".slice")
+	for _, dir := range []string{l.staging(), l.dir(), cgroup} {
+		must(t, os.MkdirAll(dir, 0o755))
+	}
+	must(t, os.WriteFile(filepath.Join(cgroup, "io.max"), nil, 0o644))
 	return l
 }
 
-func (l *life) dir() string     { return filepath.Join(l.n.kubelet, l.name) }
-func (l *life) staging() string { return filepath.Join(l.dir(), "staging") }
-func (l *life) target() string  { return filepath.Join(l.dir(), "target") }
+func (l *life) staging() string { return filepath.Join(l.n.kubelet, "plugins", l.name) }
+func (l *life) target() string  { return filepath.Join(l.dir(), "mount") }
+
+// dir is the directory of the volume in the pod.
+func (l *life) dir() string {
+	return filepath.Join(l.n.kubelet, "pods", l.pod, "volumes/kubernetes.io~csi", l.name)
+}
 
 func (l *life) capability() *csi.VolumeCapability {
 	return l.s.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
@@ -81,7 +95,7 @@ func (l *life) steps() []step {
 	if live {
 		steps = append(steps, copies...)
 	}
-	if k.Has(backendtest.Filesystem|backendtest.NodeLocal) && live {
+	if k.Has(backendtest.Filesystem|backendtest.NodeLocal) && !k.Has(backendtest.Encrypted) && live {
 		steps = append(steps, step{"kubectl trivet check", l.check})
 	}
 	steps = append(steps, step{"NodeUnpublishVolume", l.unpublish}, step{"NodeUnstageVolume", l.unstage}, step{"ControllerUnpublishVolume", l.controllerUnpublish})
@@ -112,6 +126,9 @@ func (l *life) create(ctx context.Context, name string, source *csi.VolumeConten
 	if l.s.kind.Has(backendtest.Placed) {
 		maps.Copy(req.Parameters, map[string]string{"uid": "1000", "gid": "2000", "mode": "0750"})
 	}
+	if l.s.limited() {
+		req.Parameters["iopsRead"] = "100"
+	}
 	if source != nil && l.s.kind.Has(backendtest.Divisible) { // the source may have grown
 		req.CapacityRange.RequiredBytes += growth
 	}
@@ -119,13 +136,15 @@ func (l *life) create(ctx context.Context, name string, source *csi.VolumeConten
 	return l.createAs(ctx, req)
 }
 
-// createAs makes a request of create, and keeps the volume's ID.
+// createAs makes a request of create until the pool is open, and keeps the volume's ID.
 func (l *life) createAs(ctx context.Context, req *csi.CreateVolumeRequest) error {
-	resp, err := l.control.CreateVolume(ctx, req)
-	if err == nil {
-		l.ids[req.GetName()] = resp.GetVolume().GetVolumeId()
-	}
-	return err
+	return retry.For(ctx, waitTimeout, func() (bool, error) {
+		resp, err := l.control.CreateVolume(ctx, req)
+		if err == nil {
+			l.ids[req.GetName()] = resp.GetVolume().GetVolumeId()
+		}
+		return l.s.kind.Has(backendtest.Shared) && status.Code(err) == codes.Unavailable, err
+	})
 }
 
 func (l *life) controllerPublish(ctx context.Context) error {
@@ -273,7 +292,7 @@ func (l *life) delete(ctx context.Context) error {
 func (l *life) awaitEmpty(ctx context.Context) error { return l.n.awaitEmpty(ctx, l.s, l.instance) }
 
 // remove removes what a life has left, with a driver that has all privileges. Like an orchestrator, it repeats the
-// calls that may have created something, because it needs the IDs.
+// calls that may have created something, because it needs the IDs. It omits the limits, which this machine may not support.
 func (l *life) remove(all *instance) error {
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
@@ -285,6 +304,7 @@ func (l *life) remove(all *instance) error {
 	}
 	for _, req := range l.created {
 		if l.ids[req.GetName()] == "" {
+			delete(req.GetParameters(), "iopsRead")
 			if err := l.createAs(ctx, req); err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+	"github.com/trivet-csi/trivet/backend/lvm"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -29,6 +31,10 @@ const (
 	nodeID = "node-1.example"
 	// waitTimeout is the maximum duration of each call and wait.
 	waitTimeout = time.Minute
+	// burstable is the cgroup of the pods of the test.
+	burstable = "kubepods.slice/kubepods-burstable.slice"
+	// lvmLocks is the directory of LVM's locks.
+	lvmLocks = "/run/lock/lvm"
 )
 
 // program is the path of the driver's program.
@@ -54,9 +60,37 @@ type subject struct {
 // newSubject returns a subject with an empty pool.
 func newSubject(t *testing.T, name, target, kind string) *subject {
 	t.Helper()
-	s := &subject{name: name, target: target, kind: targets.Volume(target, kind)}
-	s.medium = s.kind.Target().Medium(t, backendtest.Room{Total: "8G", Volumes: 3, Each: s.kind.Size()})
+	of := targets.ByName(t, target)
+	if of.Prepare != nil {
+		of.Prepare(t, &of)
+	}
+	kinds := of.Volumes()
+	s := &subject{name: name, target: target, kind: kinds[slices.IndexFunc(kinds, func(k backendtest.Kind) bool { return k.Name() == kind })]}
+	s.medium = of.Medium(t, backendtest.Room{Total: "8G", Volumes: 3, Each: s.kind.Size()})
 	return s
+}
+
+// group returns the volume group of the subject's pool; nil if the pool is not one.
+func (s *subject) group() *lvm.Group {
+	g, _ := s.medium.Config.Section.(*lvm.Group)
+	return g
+}
+
+// limited reports whether the I/O of pods on the subject's volumes is limited.
+func (s *subject) limited() bool {
+	return s.kind.Has(backendtest.Filesystem | backendtest.NodeLocal)
+}
+
+// left returns an error if the pool contains volumes or snapshots, also deleted ones.
+func (s *subject) left() error {
+	if g := s.group(); g != nil { // only the driver mounts the records of the pool
+		return backendtest.CheckOnlyRecords(g)
+	}
+	left, err := testenv.PoolEntries(s.medium.Dir)
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
+	}
+	return err
 }
 
 // node is a machine on which the driver is started again and again, with other privileges.
@@ -64,6 +98,8 @@ type node struct {
 	// kubelet, plugin and state are the directories of the kubelet, of the driver's socket, and of the driver. Each is a
 	// mount, as in a container.
 	kubelet, plugin, state string
+	root                   string // the root directory of the container
+	cgroups                string // has the files of a cgroup v2 hierarchy, which this machine may not have
 	config                 string
 	log                    *os.File
 	subjects               []*subject
@@ -76,15 +112,24 @@ func newNode(t *testing.T, subjects ...*subject) *node {
 	dir := t.TempDir()
 	n := &node{
 		kubelet: filepath.Join(dir, "kubelet"), plugin: filepath.Join(dir, "plugin"), state: filepath.Join(dir, "state"),
-		config: filepath.Join(dir, "config.yaml"), subjects: subjects,
+		root: filepath.Join(dir, "root"), cgroups: filepath.Join(dir, "cgroup"), config: filepath.Join(dir, "config.yaml"), subjects: subjects,
 	}
-	for _, mounted := range []string{n.kubelet, n.plugin, n.state} {
+	for _, mounted := range []string{n.root, n.kubelet, n.plugin, n.state} {
 		must(t, os.Mkdir(mounted, 0o755))
 		must(t, syscall.Mount(mounted, mounted, "", syscall.MS_BIND, ""))
 		t.Cleanup(func() { must(t, syscall.Unmount(mounted, 0)) })
-		for _, propagation := range []uintptr{syscall.MS_PRIVATE, syscall.MS_SHARED} { // shared with no mount of this namespace
-			must(t, syscall.Mount("", mounted, "", propagation, ""))
+		must(t, syscall.Mount("", mounted, "", syscall.MS_PRIVATE, "")) // shared with no mount of this namespace
+		if mounted != n.root {
+			must(t, syscall.Mount("", mounted, "", syscall.MS_SHARED, ""))
 		}
+	}
+	for file, text := range map[string]string{
+		"cgroup.controllers": "io memory\n", "kubepods.slice/cgroup.subtree_control": "io memory\n", "kubepods.slice/io.max": "",
+		burstable + "/cgroup.subtree_control": "io memory\n",
+	} {
+		file = filepath.Join(n.cgroups, file)
+		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	var pools []pool.Config
 	for _, s := range subjects {
@@ -107,18 +152,32 @@ func newNode(t *testing.T, subjects ...*subject) *node {
 	return n
 }
 
-// container is a shell script that makes its namespaces like those of the driver's container, and executes the driver. Mounts
-// propagate from KUBELET to the node, and from the node to STATE and POOLS. WITHOUT contains commands that take away
-// something.
+// container is a shell script that makes namespaces like those of the driver's container, and executes the driver. Its root is a
+// read-only tmpfs with IMAGE, files of this machine in place of those of the image, and DIRS, writable directories of the
+// node. Mounts propagate from KUBELET to the node, and from the node to STATE and POOLS. WITHOUT contains commands that
+// take away something.
 const container = `set -e
-mount --make-private /
-mount --make-rprivate /proc
-mount --make-rprivate /sys
-mount --make-rprivate /dev
-for dir in $STATE $POOLS; do mount --make-rslave $dir; done
+mount -t tmpfs -o mode=755 none $ROOT
+cd $ROOT
+mkdir old proc run sys tmp
+cp -P /bin /sbin /lib* .
+bind() {
+	if [ -d $1 ]; then mkdir -p .$1; else mkdir -p .${1%/*}; : >.$1; fi
+	mount --rbind $1 .$1
+}
+for path in $IMAGE; do bind $path; mount -o remount,bind,ro .$path; done
+for dir in /dev $DIRS; do bind $dir; mount --make-rprivate .$dir; done
+for dir in $STATE $POOLS; do bind $dir; mount --make-rslave .$dir; done
+bind $KUBELET
+mount -t sysfs -o ro none sys
+mount --bind $CGROUPS sys/fs/cgroup
+pivot_root . old
+cd /
 mount -t proc none /proc
-mount -o remount,bind,ro /
-mount -o remount,bind,ro /sys
+mount --make-rprivate /old
+umount -l /old
+rmdir /old
+mount -o remount,ro /
 eval "$WITHOUT"
 exec "$@"
 `
@@ -141,9 +200,27 @@ func (n *node) command(p *privileges) *exec.Cmd {
 	}
 	words = append([]string{"-c", container, "sh", "setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--"}, words...)
 	cmd := exec.Command("/bin/sh", words...)
-	cmd.Env = append(os.Environ(), "KUBELET="+n.kubelet, "STATE="+n.state, "POOLS="+strings.Join(n.pools(), " "), "WITHOUT="+p.without)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET}
+	cmd.Env = append(os.Environ(), "ROOT="+n.root, "CGROUPS="+n.cgroups, "KUBELET="+n.kubelet, "STATE="+n.state, "POOLS="+strings.Join(n.pools(), " "), "WITHOUT="+p.without,
+		"IMAGE="+strings.Join([]string{"/usr", "/etc", program, n.config}, " "), "DIRS="+strings.Join(n.dirs(), " "))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
+	if !n.has(func(s *subject) bool { return s.kind.Has(backendtest.Shared) }) {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWNET // with NFS, the pods of the nodes use the network of their node
+	}
 	return cmd
+}
+
+// has reports whether a subject has a property.
+func (n *node) has(property func(*subject) bool) bool {
+	return slices.ContainsFunc(n.subjects, property)
+}
+
+// dirs returns the directories of the node in the container whose mounts do not propagate.
+func (n *node) dirs() []string {
+	dirs := []string{n.plugin}
+	if n.has(func(s *subject) bool { return s.group() != nil }) {
+		dirs = append(dirs, lvmLocks)
+	}
+	return dirs
 }
 
 func (n *node) socket() string { return filepath.Join(n.plugin, "csi.sock") }
@@ -184,7 +261,7 @@ func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
 	}()
 	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1.5, MaxDelay: 20 * time.Millisecond}, MinConnectTimeout: time.Second}
 	d.conn, err = grpc.NewClient("unix://"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithConnectParams(quick))
+		grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(backendtest.AddPassphrase))
 	must(t, err)
 	d.identity, d.control, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
 	ready := retry.For(t.Context(), waitTimeout, func() (bool, error) {
@@ -227,15 +304,15 @@ func (n *node) logSince(offset int64) string {
 // cannot remove one.
 func (n *node) awaitEmpty(ctx context.Context, s *subject, d *instance) error {
 	return retry.For(ctx, waitTimeout, func() (bool, error) {
-		left, err := testenv.PoolEntries(s.medium.Dir)
-		if err != nil || len(left) == 0 {
-			return false, err
+		err := s.left()
+		if err == nil {
+			return false, nil
 		}
 		for line := range strings.Lines(n.logSince(d.logged)) {
 			if strings.Contains(line, "Removing an entry of the trash failed") && strings.Contains(line, `pool="`+s.target+`"`) {
 				return false, errors.New(line)
 			}
 		}
-		return true, fmt.Errorf("got %q in the pool, want no volumes and snapshots", left)
+		return true, err
 	})
 }
