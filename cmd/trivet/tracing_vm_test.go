@@ -44,8 +44,11 @@ func TestTracesOfEncrypted(t *testing.T) {
 	collected.wantSteps(t, collected.call(t, "CreateVolume", "group"), "lvm lvcreate")
 	stage := collected.call(t, "NodeStageVolume", ofGroup)
 	collected.wantSteps(t, stage, "attach", "lvm lvchange", "cryptsetup luksFormat", "cryptsetup open", "mount")
+	collected.wantSteps(t, collected.call(t, "ControllerExpandVolume", ofGroup), "lvm lvextend")
+	collected.wantSteps(t, collected.call(t, "NodeExpandVolume", ofGroup), "cryptsetup resize")
 	collected.wantSteps(t, collected.call(t, "NodeUnstageVolume", ofGroup), "unmount", "detach", "lvm lvchange")
 	collected.wantSteps(t, collected.inWorker(t, "NodeStageVolume", ofExport), "attach", "cryptsetup luksFormat", "cryptsetup open", "mount")
+	collected.wantSteps(t, collected.inWorker(t, "NodeExpandVolume", ofExport), "cryptsetup resize")
 	collected.wantSteps(t, collected.inWorker(t, "NodeUnstageVolume", ofExport), "unmount", "detach")
 	collected.inWorker(t, "CreateVolume", "nas")
 	if bytes.Contains(collected.raw, []byte(passphrase)) || strings.Contains(log, passphrase) {
@@ -53,7 +56,7 @@ func TestTracesOfEncrypted(t *testing.T) {
 	}
 }
 
-// useEncrypted creates an encrypted volume, stages and unstages it, and deletes it. It returns the ID. The name of the volume is that of
+// useEncrypted creates an encrypted volume, stages, expands and unstages it, and deletes it. It returns the ID. The name of the volume is that of
 // its pool.
 func (p *process) useEncrypted(t *testing.T, class map[string]string, passphrase string) (id string) {
 	t.Helper()
@@ -70,6 +73,11 @@ func (p *process) useEncrypted(t *testing.T, class map[string]string, passphrase
 	_, err := p.ctrl.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: c})
 	must(t, err)
 	_, err = p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c, Secrets: secrets})
+	must(t, err)
+	larger := &csi.CapacityRange{RequiredBytes: 128 << 20}
+	_, err = p.ctrl.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: larger, VolumeCapability: c})
+	must(t, err)
+	_, err = p.node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: staging, StagingTargetPath: staging, CapacityRange: larger, VolumeCapability: c, Secrets: secrets})
 	must(t, err)
 	_, err = p.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 	must(t, err)
