@@ -32,10 +32,10 @@ demo: deps-run build ## Run a driver, and create, use and delete a volume (as ro
 
 .PHONY: test
 test: deps-test bin/promtool ## Run all tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
-	go vet ./...
 	# -count=1: some tests build and run the binary, and the test cache does not detect its changes.
 	# test/vm is first, because it takes longest and uses one core: it runs beside all other packages.
-	$(without) go test -race -count=1 -timeout 40m ./test/vm ./...
+	# -vet=all: a separate go vet would compile all packages once more.
+	$(without) go test -race -vet=all -count=1 -timeout 40m ./test/vm ./...
 
 # Without root, tests run mkfs programs on files. These programs are in sbin directories, which the PATH
 # of a user may lack.

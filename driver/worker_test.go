@@ -28,7 +28,7 @@ import (
 func TestMissingServer(t *testing.T) {
 	testenv.RequireRoot(t)
 	binary := filepath.Join(t.TempDir(), "trivet")
-	testenv.Run(t, "go", "build", "-o", binary, "../cmd/trivet")
+	must(t, testenv.Build(binary))
 	o := options(t, loop.Kind)
 	o.Worker = binary
 	o.HTTPAddress = backendtest.FreeAddress(t)

@@ -23,7 +23,7 @@ func TestDemo(t *testing.T) {
 	if err := sixthkind.Build(binary); err != nil {
 		t.Fatal(err)
 	}
-	out := testenv.Run(t, "go", "run", "../demo", "--binary", binary, "--backend", "sixth", "--fs-type", "")
+	out := testenv.Run(t, "env", "CGO_ENABLED=0", "go", "run", "../demo", "--binary", binary, "--backend", "sixth", "--fs-type", "")
 	for _, want := range []string{"NodePublishVolume", "written by one pod, read by another", "Nothing is left"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("got no %q in the output of the demo:\n%s", want, out)

@@ -388,7 +388,7 @@ func TestOwnExecutable(t *testing.T) {
 	fs := testenv.Filesystem(t, "xfs", "2G")
 	dir := filepath.Join(m.dir, "trivet~loop")
 	must(t, os.Mkdir(dir, 0o755))
-	testenv.Run(t, "go", "build", "-o", filepath.Join(dir, "loop"), "../../../cmd/trivet")
+	must(t, testenv.Build(filepath.Join(dir, "loop")))
 	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("pools: [{name: flex, directory: {path: "+fs+"/pool}}]\n"), 0o600))
 	t.Setenv("TRIVET_FLEXVOLUME_STATE_DIR", fs+"/state")
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "trivet/loop", FSType: "xfs", Options: map[string]string{"size": "320Mi"}})
