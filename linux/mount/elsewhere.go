@@ -128,7 +128,7 @@ func readLines(mounts []sys.Mount, keep func(sys.Mount) bool) ([]sys.MountLine, 
 	return lines, nil
 }
 
-// candidates returns a function that reports whether a mount may be of a source, or has the ID. mounts are all mounts.
+// candidates returns a function that reports whether a mount may be of a source. mounts are all mounts. mountID is as in Elsewhere.
 func candidates(source Source, mountID uint64, mounts []sys.Mount) (func(sys.Mount) bool, error) {
 	switch s := source.(type) {
 	case BlockDevice: // its filesystem, or a bind mount of its node from the /dev of this process, which is that of the host
