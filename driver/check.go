@@ -24,7 +24,7 @@ const (
 	turnTime = 24 * time.Hour
 )
 
-var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and the driver starts no other scheduled check in the pool until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
+var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and if it is a scheduled check, the driver starts no other one in the pool until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
 
 // errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
 var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
@@ -43,10 +43,11 @@ type checks struct {
 
 	backends *backend.Registry
 	// turn has one element while a volume is checked, so that only one check program needs memory at a time. A check that does not
-	// return does not keep the turn (takeTurn, watch).
+	// return, or takes longer than turnTime, does not keep the turn (takeTurn, watch).
 	turn chan struct{}
-	// counts is protected by scheduler.mu.
-	counts map[countedCheck]float64
+	// scheduler.mu protects the fields below. running contains the volumes whose check has not returned.
+	running map[volume.ID]bool
+	counts  map[countedCheck]float64
 }
 
 // countedCheck identifies the number of checks in a pool that had a result.
@@ -54,7 +55,7 @@ type countedCheck struct{ pool, result string }
 
 // newChecks returns the checks of a driver. They end with Close.
 func newChecks(ctx context.Context, pools *pool.Set, backends *backend.Registry, configs []pool.Config) *checks {
-	c := &checks{backends: backends, turn: make(chan struct{}, 1), counts: map[countedCheck]float64{}}
+	c := &checks{backends: backends, turn: make(chan struct{}, 1), running: map[volume.ID]bool{}, counts: map[countedCheck]float64{}}
 	c.scheduler = newScheduler(ctx, pools, task{
 		name: "check", ends: errCheckEnds, oldest: checkOldest, candidates: c.candidates,
 		scheduleOf: func(config pool.Config) pool.Schedule { s, _, _ := config.Checking(); return s },
@@ -159,6 +160,11 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	if err != nil {
 		return err
 	}
+	end, err := c.begin(v.ID)
+	if err != nil {
+		return err
+	}
+	defer end()
 	pass, err := c.takeTurn(ctx, v.ID)
 	if err != nil {
 		return err
@@ -191,6 +197,21 @@ func (c *checks) check(ctx context.Context, found backend.Backend, v volume.Volu
 	}
 	c.count(ctx, *r, err)
 	return err
+}
+
+// begin registers the check of a volume. end must be called when the check has returned.
+func (c *checks) begin(id volume.ID) (end func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running[id] {
+		return nil, volume.Errorf(volume.ErrPending, "volume %s is being checked by another call, or waits for its turn", id)
+	}
+	c.running[id] = true
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.running, id)
+	}, nil
 }
 
 // takeTurn waits until the other checks have returned, or have had their time. pass ends the turn, also if it is called again.

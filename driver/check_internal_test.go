@@ -79,3 +79,22 @@ func TestCheckTurn(t *testing.T) {
 		<-next
 	})
 }
+
+// TestCheckOnce: a volume is not checked again while a check of it has not returned, so that an old result does not replace a new one.
+func TestCheckOnce(t *testing.T) {
+	c := newChecks(t.Context(), nil, nil, nil)
+	t.Cleanup(c.Close)
+	v, other := volume.ID{Name: "v"}, volume.ID{Name: "other"}
+	end, err := c.begin(v)
+	must(t, err)
+	if _, err := c.begin(v); !errors.Is(err, volume.ErrPending) {
+		t.Errorf("a second check: got error %v, want %v", err, volume.ErrPending)
+	}
+	endOther, err := c.begin(other)
+	must(t, err)
+	endOther()
+	end()
+	end, err = c.begin(v)
+	must(t, err)
+	end()
+}

@@ -85,7 +85,7 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.attached != attached: // what the scan has read may be old
+	case t.attached != attached || began.Before(t.scanned): // what the scan has read may be old
 	case unreadable != nil:
 		maps.Copy(t.numbers, current)
 	default:
