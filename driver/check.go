@@ -24,7 +24,7 @@ const (
 	turnTime = 24 * time.Hour
 )
 
-var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end, and if it is a scheduled check, the driver starts no other one in the pool until then: a disk does not answer: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
+var errCheckHangs = volume.Errorf(volume.ErrUnavailable, "the check has not returned %s after its end: a disk does not answer, and a scheduled check delays the others of its pool until it returns: see the kernel's log, and restart the node if the disk does not answer again", hangTime)
 
 // errCheckEnds is the cause of a check that ends because the driver stops, or because the window is over.
 var errCheckEnds = volume.Errorf(volume.ErrUnavailable, "the check was ended, because the driver stops, or the window of the pool is over: check the volume again")
@@ -223,7 +223,7 @@ func (c *checks) takeTurn(ctx context.Context, id volume.ID) (pass func(), err e
 	}
 	end := sync.OnceFunc(func() { <-c.turn })
 	over := time.AfterFunc(turnTime, func() {
-		klog.FromContext(ctx).Info("A check has not returned, and delays no other checks any more", "volume", id, "duration", turnTime)
+		klog.FromContext(ctx).Info("A check has not returned, and no longer delays other checks", "volume", id, "duration", turnTime)
 		end()
 	})
 	return func() {

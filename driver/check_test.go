@@ -133,6 +133,9 @@ func TestCheck(t *testing.T) {
 	var others sync.WaitGroup
 	others.Go(func() {
 		await(t, "the check program", func() bool { _, err := os.Stat(started); return err == nil })
+		if r := d.Check(t, id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "is being checked by another call") {
+			t.Errorf("got result %+v of a second check at the same time, want that the volume is being checked", r)
+		}
 		_, err := d.Node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 		if err != nil {
 			t.Errorf("unstaging a volume that is being checked: %v", err)

@@ -260,8 +260,8 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 	return source, ok, err
 }
 
-// findDevice returns the number of the volume's loop device. It does not scan all devices again for each volume without one
-// if only this process can have attached it.
+// findDevice returns the number of the volume's loop device. Only this process attaches the images of a locked pool, so that
+// one scan of all devices is enough for all volumes without a device.
 func (b *Backend) findDevice(id volume.ID) (number int, ok bool, err error) {
 	if p, err := b.Set.ByID(id); err == nil {
 		if since, locked := p.LockedSince(); locked {

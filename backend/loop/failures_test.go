@@ -36,13 +36,13 @@ type subject struct {
 }
 
 // start starts a driver with a pool on a new XFS filesystem.
-func start(t *testing.T, size string) *subject {
+func start(t testing.TB, size string) *subject {
 	t.Helper()
 	return startOn(t, testenv.Filesystem(t, "xfs", size))
 }
 
 // startOn starts a driver with a pool on a mounted filesystem.
-func startOn(t *testing.T, disk string) *subject {
+func startOn(t testing.TB, disk string) *subject {
 	t.Helper()
 	s := &subject{Driver: backendtest.Start(t, disk, loop.Kind), disk: disk, staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
 	s.setKind("ext4")
@@ -55,7 +55,7 @@ func (s *subject) setKind(fsType string) {
 }
 
 // create creates a volume, which the other methods then use.
-func (s *subject) create(t *testing.T, name string, size int64, parameters map[string]string) error {
+func (s *subject) create(t testing.TB, name string, size int64, parameters map[string]string) error {
 	t.Helper()
 	resp, err := s.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},

@@ -123,30 +123,24 @@ func TestElsewhere(t *testing.T) {
 func BenchmarkElsewhere(b *testing.B) {
 	staged := testenv.Filesystem(b, "ext4", "64M")
 	e, err := mount.OnPath(staged)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	source := &blockdev.DeviceSource{Path: e.Source, FSType: "ext4"}
-	dir, from, made := b.TempDir(), b.TempDir(), 0
+	ways := []struct {
+		name string
+		run  func(do func())
+	}{
+		{"listmount", func(do func()) { do() }},
+		{"mount table", func(do func()) { withoutListing(b, unix.ENOSYS, do) }},
+	}
+	total := 0
 	for _, mounts := range []int{100, 1000} {
-		for ; made < mounts; made++ { // as on a node: half of them are memory, such as tokens and Secrets
-			at := filepath.Join(dir, fmt.Sprint(made))
-			err := os.Mkdir(at, 0o700)
-			if err == nil && made%2 == 0 {
-				err = unix.Mount("tmpfs", at, "tmpfs", 0, "")
-			} else if err == nil {
-				err = mount.Bind(from, at, mount.Options{})
-			}
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(func() { _ = unix.Unmount(at, 0) })
-		}
-		run := func(do func(b *testing.B, run func())) func(*testing.B) {
-			return func(b *testing.B) {
+		mountMany(b, mounts-total)
+		total = mounts
+		for _, way := range ways {
+			b.Run(fmt.Sprintf("%d mounts, %s", mounts, way.name), func(b *testing.B) {
 				b.SetParallelism(max(1, 8/runtime.GOMAXPROCS(0)))
 				b.RunParallel(func(pb *testing.PB) {
-					do(b, func() {
+					way.run(func() {
 						for pb.Next() {
 							if _, err := mount.Elsewhere(source, uint64(e.ID)); err != nil {
 								b.Error(err)
@@ -154,9 +148,23 @@ func BenchmarkElsewhere(b *testing.B) {
 						}
 					})
 				})
-			}
+			})
 		}
-		b.Run(fmt.Sprintf("%d mounts, listmount", mounts), run(func(_ *testing.B, run func()) { run() }))
-		b.Run(fmt.Sprintf("%d mounts, mount table", mounts), run(func(b *testing.B, run func()) { withoutListing(b, unix.ENOSYS, run) }))
+	}
+}
+
+// mountMany makes n mounts as on a node: half of them are memory, such as tokens and Secrets.
+func mountMany(b *testing.B, n int) {
+	b.Helper()
+	dir, from := b.TempDir(), b.TempDir()
+	for i := range n {
+		at := filepath.Join(dir, fmt.Sprint(i))
+		must(b, os.Mkdir(at, 0o700))
+		if i%2 == 0 {
+			must(b, unix.Mount("tmpfs", at, "tmpfs", 0, ""))
+		} else {
+			must(b, mount.Bind(from, at, mount.Options{}))
+		}
+		b.Cleanup(func() { must(b, unix.Unmount(at, 0)) })
 	}
 }

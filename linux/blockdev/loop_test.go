@@ -161,13 +161,13 @@ func TestLoopTags(t *testing.T) {
 	_, err = tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return os.Open(f.Name()) })
 	must(t, err)
 	if _, ok, err := otherProcess.FindSince(tag, began); !ok || err != nil {
-		t.Errorf("FindSince with a cached device that has another tag now: got %t, %v, want the device of the tag", ok, err)
+		t.Errorf("FindSince with a cached device that has another tag now: got %t, %v, want true", ok, err)
 	}
 	otherProcess.Forget(tag)
 	if _, ok, err := otherProcess.FindSince(tag, began); ok || err != nil {
-		t.Errorf("FindSince an earlier time than that of the last scan: got %t, %v, want no device, because it does not scan again", ok, err)
+		t.Errorf("FindSince an earlier time than that of the last scan: got %t, %v, want false, because it does not scan again", ok, err)
 	}
 	if _, ok, err := otherProcess.FindSince(tag, time.Now()); !ok || err != nil {
-		t.Errorf("FindSince a later time than that of the last scan: got %t, %v, want the device", ok, err)
+		t.Errorf("FindSince a later time than that of the last scan: got %t, %v, want true", ok, err)
 	}
 }

@@ -360,7 +360,7 @@ func TestPodOfHelmTest(t *testing.T) {
 	for _, c := range pod.Containers {
 		s := c.SecurityContext
 		if *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) > 0 {
-			t.Errorf("got security context %v of %s, want an unprivileged one that drops all capabilities", s, c.Name)
+			t.Errorf("container %s: got security context %v: it must drop all capabilities, and allow no escalation and no writes to /", c.Name, s)
 		}
 	}
 }
