@@ -8,6 +8,7 @@ GOFILES := $(shell git ls-files '*.go')
 TOOL := go tool -modfile=tools/go.mod
 FUZZTIME ?= 30s
 GUESTS ?= .
+KERNEL ?= bookworm
 IMAGE ?= ghcr.io/trivet-csi/trivet:$(VERSION)
 ARCHS ?= $(shell go env GOARCH)
 # The time of all files in images and archives: that of the commit.
@@ -15,7 +16,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Pairs of a program and the Debian package that contains it.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin fio:fio
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils zstd:zstd openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin fio:fio
 IO_PACKAGES := $(RUN_PACKAGES) fio:fio setpriv:util-linux /usr/lib/postgresql/*/bin/initdb:postgresql
 
 .PHONY: help
@@ -44,8 +45,8 @@ check: lint ## Run vet, lint and all tests that need no root, no mounts and no V
 	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool)$(browser) go test ./...
 
 .PHONY: test-vm
-test-vm: deps-test ## Run the suites that need a VM and many minutes: NFS, quotas, disks, volume groups, encryption (as root; hours)
-	go test -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
+test-vm: deps-test ## Run the suites that need a VM and many minutes, on the newest kernel of Debian's suite KERNEL (as root; hours)
+	VM_KERNEL=$(KERNEL) go test -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # The tests of the status page need Debian's package chromium. It is not installed, because it has about 700 MB with its
 # dependencies.
