@@ -96,6 +96,8 @@ func (o *outgoing) send(ctx context.Context, from int64) error {
 		switch {
 		case err != nil:
 			return err
+		case !more && ctx.Err() != nil: // read has ended early
+			return ctx.Err()
 		case !more:
 			return writeFrame(o.to, frame{kind: kindEnd, offset: o.source.Manifest().StorageSize(), payload: sum.Sum(nil)})
 		}

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"testing"
@@ -61,6 +62,39 @@ func TestIndexChecked(t *testing.T) {
 		}
 		if !slices.Equal(got, row.want) {
 			t.Errorf("an index of %d bytes, from %d: got checksums at %d, want them at %d", row.source.index, row.from, got, row.want)
+		}
+	}
+}
+
+// interrupted is content whose first read ends the context of the transfer.
+type interrupted struct {
+	packed
+	end context.CancelFunc
+}
+
+func (s interrupted) ReadAt(b []byte, at int64) (int, error) {
+	s.end()
+	return s.packed.ReadAt(b, at)
+}
+
+// TestNoEndAfterCancel: a sender whose context ends does not send the end of the content, which would make the receiver use a part.
+func TestNoEndAfterCancel(t *testing.T) {
+	for range 200 { // a select takes either of two cases that are ready
+		ctx, cancel := context.WithCancel(t.Context())
+		source := interrupted{packed{&memory{content: make([]byte, 8<<20)}, 1000}, cancel}
+		var b bytes.Buffer
+		o := &outgoing{source: source, to: &b, limit: NewLimit(0, 1)}
+		if err := o.send(ctx, 0); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v, want context.Canceled", err)
+		}
+		for buf := make([]byte, chunkSize); b.Len() > 0; {
+			f, err := readFrame(&b, buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.kind == kindEnd {
+				t.Fatal("got the end of the content")
+			}
 		}
 	}
 }
