@@ -16,14 +16,14 @@ func ExplainMount(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, mount.ErrBadOption):
+	case errors.Is(err, mount.ErrBadOption), errors.Is(err, mount.ErrUnknownContext):
 		return volume.Errorf(volume.ErrInvalid, "%w", err)
 	case errors.Is(err, mount.ErrServerSilent), errors.Is(err, mount.ErrServerName):
 		return volume.Errorf(volume.ErrUnavailable, "%w", err)
 	}
 	for _, known := range []error{
 		mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
-		mount.ErrNoFilesystem, mount.ErrOtherDirectory,
+		mount.ErrNoFilesystem, mount.ErrOtherDirectory, mount.ErrNoSELinux,
 	} {
 		if errors.Is(err, known) {
 			return volume.Errorf(volume.ErrPrecondition, "%w", err)

@@ -44,7 +44,7 @@ func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, e
 // explain is backend.ExplainMount, with another error for invalid options: they come from the configuration,
 // which a caller cannot change.
 func explain(err error) error {
-	if errors.Is(err, mount.ErrBadOption) {
+	if errors.Is(err, mount.ErrBadOption) || errors.Is(err, mount.ErrUnknownContext) {
 		return volume.Errorf(volume.ErrPrecondition, "nfs.mountOptions: %w", err)
 	}
 	return backend.ExplainMount(err)

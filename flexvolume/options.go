@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/internal/mountflags"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -85,7 +86,7 @@ func (o *options) set(key, value string) (err error) {
 			return volume.Errorf(volume.ErrInvalid, "option %s=%q: must be a size such as 1Gi", key, value)
 		}
 	case optionMountOptions:
-		o.flags = strings.Split(value, ",")
+		o.flags = mountflags.Split([]string{value})
 	default:
 		o.parameters[key] = value
 	}

@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,9 +82,9 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 		return err
 	}
 	if at.IsMount {
-		return checkPublished(v, r, staged, at)
+		return cmp.Or(checkPublished(v, r, staged, at), checkContext(volume.ErrIncompatible, r, source, r.target))
 	}
-	if err := checkOnePath(v, r, staged, source); err != nil {
+	if err := cmp.Or(checkContext(volume.ErrPrecondition, r, source, r.staging), checkOnePath(v, r, staged, source)); err != nil {
 		return err
 	}
 	return mountTarget(r, at, prepareDir, func() error { return mount.Bind(r.staging, r.target, r.options) })

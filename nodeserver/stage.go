@@ -116,6 +116,9 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	if !same {
 		return volume.Errorf(volume.ErrIncompatible, "volume %s is staged at %q with other mount flags than %q, readonly %t: unstage it first", v.ID, r.staging, r.capability.MountFlags, r.readOnly)
 	}
+	if err := checkContext(volume.ErrIncompatible, r, source, r.staging); err != nil {
+		return err
+	}
 	if verifier, ok := b.(backend.OwnershipVerifier); ok {
 		return verifier.VerifyOwnership(ctx, v)
 	}

@@ -23,6 +23,8 @@ func TestCheckMountFlags(t *testing.T) {
 		{"compress=zstd:3 discard=async ssd autodefrag", "btrfs", ""},
 		{"nfsvers=4.1,hard,nconnect=8,rsize=1048576,wsize=1048576,timeo=600,retrans=2,sec=krb5p", "nfs", ""},
 		{"context=system_u:object_r:container_file_t:s0", "ext4", ""},
+		{`noatime,context="system_u:object_r:container_file_t:s0:c1,c2",nodev`, "ext4", ""},
+		{`x-note="a,b",x-other="a`, "ext4", ""},
 		{"logbufs=8", "ext4 xfs btrfs", ""},
 		{"", "ext4", ""},
 
@@ -51,6 +53,12 @@ func TestCheckMountFlags(t *testing.T) {
 		{"=", "xfs", `"="`},
 		{"hard\naddr=192.0.2.1", "nfs", `"hard\naddr=192.0.2.1"`},
 		{"context=a\x00b", "ext4", `context=a\x00b`},
+		{"context=system_u:object_r:container_file_t:s0:c1,c2", "ext4", `"c2" is not allowed`},
+		{`context="system_u:object_r:container_file_t:s0:c1`, "ext4", "context=CONTEXT"},
+		{`context="system_u:object_r:container_file_t:s0:c1,c2"`, "", "volume without a filesystem of its own"},
+		{"fscontext=system_u:object_r:container_file_t:s0", "xfs", `"fscontext=system_u`},
+		{"defcontext=system_u:object_r:container_file_t:s0", "ext4", `"defcontext=system_u`},
+		{"rootcontext=system_u:object_r:container_file_t:s0", "nfs", `"rootcontext=system_u`},
 		{strings.Repeat("é", 3000), "ext4", "is not allowed"},
 	} {
 		fsTypes := strings.Fields(tc.fsTypes)

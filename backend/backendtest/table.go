@@ -31,6 +31,7 @@ var table = []row{
 	{"MountFlags", Filesystem, testMountFlags},
 	{"DirectoryFlags", Directory, testDirectoryFlags},
 	{"IDMapped", Mounted, testIDMapped},
+	{"SELinux", Mounted, testSELinux},
 	{"PoolFlags", Shared | Directory, testPoolFlags},
 	{"Secrets", 0, testSecrets},
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/trivet-csi/trivet/internal/mountflags"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -55,11 +56,9 @@ var localLocks = []string{"nolock", "local_lock=flock", "local_lock=all"}
 
 // checkLocal refuses mount options with locks that are local to the node.
 func checkLocal(p *pool.Pool) error {
-	for _, words := range p.Config().NFS.MountOptions {
-		for word := range strings.SplitSeq(words, ",") {
-			if slices.Contains(localLocks, word) {
-				return volume.Errorf(volume.ErrPrecondition, "pool %q: mountOptions contain %s: other nodes do not see such locks: remove it", p.Name(), word)
-			}
+	for _, word := range mountflags.Split(p.Config().NFS.MountOptions) {
+		if slices.Contains(localLocks, word) {
+			return volume.Errorf(volume.ErrPrecondition, "pool %q: mountOptions contain %s: other nodes do not see such locks: remove it", p.Name(), word)
 		}
 	}
 	return nil

@@ -66,11 +66,7 @@ func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 
 // checkMountFlags refuses NFS options that the driver sets or does not support.
 func checkMountFlags(words []string) error {
-	flags, err := mount.ParseFlags(words)
-	if err == nil {
-		err = mount.CheckNFSOptions(flags.Data)
-	}
-	if err != nil {
+	if err := mount.CheckNFSOptions(words); err != nil {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", words, err)
 	}
 	return nil

@@ -49,8 +49,8 @@ func (d *DirectorySource) Close() error {
 
 // Mount implements Source. The target does not show the mounts below the directory.
 func (d *DirectorySource) Mount(_ context.Context, target string, o Options) error {
-	if len(o.Data) > 0 {
-		err := fmt.Errorf("%w: %s is an option of a filesystem, and the source is a directory", ErrBadOption, strings.Join(o.Data, ","))
+	if flags := o.FilesystemFlags(); len(flags) > 0 {
+		err := fmt.Errorf("%w: %s is an option of a filesystem, and the source is a directory", ErrBadOption, strings.Join(flags, ","))
 		return &Error{Op: "bind", Source: d.Path, Target: target, Err: err}
 	}
 	crashpoint.Here(crashpoint.StageMounted)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/mountflags"
 	"github.com/trivet-csi/trivet/internal/sunrpc"
 )
 
@@ -33,7 +34,7 @@ const (
 func ParseEndpoint(options []string) Endpoint {
 	var e Endpoint
 	var version3 bool
-	for _, word := range splitWords(options) {
+	for _, word := range mountflags.Split(options) {
 		switch key, value, _ := strings.Cut(word, "="); key {
 		case "addr":
 			e.Address = value

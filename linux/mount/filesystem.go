@@ -2,11 +2,14 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/mountflags"
 )
 
 // Detached is a mounted filesystem that has no path yet. The kernel unmounts it if it is closed, or the
@@ -20,15 +23,18 @@ type Detached struct {
 // Filesystem mounts the filesystem on a device without a path. The error is an *Error with the messages of the
 // kernel, and wraps ErrBadOption if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
-	hasOptions := len(o.Data) > 0
+	hasOptions := len(o.FilesystemFlags()) > 0
 	if fsType == "xfs" { // copies of an image have the same UUID, and without nouuid the kernel mounts only one (xfs(5))
 		o.Data = append(slices.Clone(o.Data), "nouuid")
 	}
 	return detached(device, fsType, o, func(err error) error {
-		if hasOptions && errors.Is(err, unix.EINVAL) { // some options are checked only now
-			return errors.Join(ErrBadOption, err)
+		switch {
+		case !hasOptions || !errors.Is(err, unix.EINVAL): // some options are checked only now
+			return err
+		case fsType == "btrfs" && o.Context != "":
+			return fmt.Errorf("%w: %w: Linux 6.1 accepts no SELinux context for btrfs: use another filesystem, or set seLinuxMount: false in the chart or, with Kubernetes 1.33 and later, seLinuxChangePolicy: Recursive in the pod", ErrBadOption, err)
 		}
-		return err
+		return errors.Join(ErrBadOption, err)
 	})
 }
 
@@ -41,6 +47,11 @@ func detached(source, fsType string, o Options, explain func(error) error) (*Det
 	defer unix.Close(fsfd)
 	fail := func(op string, err error) (*Detached, error) {
 		return nil, &Error{Op: op, Source: source, FSType: fsType, Log: kernelLog(fsfd), Err: err}
+	}
+	if o.Context != "" {
+		if _, err := CanonicalContext(o.Context); err != nil {
+			return fail("mount", err)
+		}
 	}
 	if err := configure(fsfd, source, o); err != nil {
 		return fail("mount", err)
@@ -76,6 +87,13 @@ func configure(fsfd int, source string, o Options) error {
 		if err != nil {
 			return errors.Join(ErrBadOption, err)
 		}
+	}
+	if o.Context == "" {
+		return nil
+	}
+	// Unlike mount(2), fsconfig(2) accepts no quotes around a context with commas.
+	if err := unix.FsconfigSetString(fsfd, mountflags.Context, o.Context); err != nil {
+		return errors.Join(ErrBadOption, err)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func TestParseFlags(t *testing.T) {
 		name string
 		in   []string
 		attr uint64
-		data []string
+		data []string // FilesystemFlags
 		ok   bool
 	}{
 		{"no flags", nil, 0, nil, true},
@@ -38,18 +38,26 @@ func TestParseFlags(t *testing.T) {
 		{"options of the filesystem", []string{"discard", "data=ordered,commit=5"}, 0, []string{"discard", "data=ordered", "commit=5"}, true},
 		{"defaults", []string{"defaults,rw,relatime", "_netdev", "x-systemd.automount", ""}, 0, nil, true},
 		{"read-only", []string{"ro"}, unix.MOUNT_ATTR_RDONLY, nil, true},
+		{"flags for mount(8)", []string{`x-a="b,c",x-d="e`}, 0, nil, true},
+		{"context", []string{`ro,context="u:object_r:t:s0:c1,c2",discard`}, unix.MOUNT_ATTR_RDONLY, []string{"discard", `context="u:object_r:t:s0:c1,c2"`}, true},
+		{"context without quotes", []string{"context=u:object_r:t:s0"}, 0, []string{`context="u:object_r:t:s0"`}, true},
+		{"context twice", []string{"context=u:object_r:t:s0", `context="u:object_r:t:s0"`}, 0, []string{`context="u:object_r:t:s0"`}, true},
+		{"two contexts", []string{"context=u:object_r:t:s0", "context=u:object_r:t:s1"}, 0, nil, false},
+		{"context without a value", []string{"context"}, 0, nil, false},
+		{"context with one quote", []string{`context="u:object_r:t:s0`}, 0, nil, false},
 		{"bind", []string{"noexec,bind"}, 0, nil, false},
 		{"remount", []string{"remount"}, 0, nil, false},
 		{"loop", []string{"loop=/dev/loop0"}, 0, nil, false},
 		{"offset", []string{"offset=4096"}, 0, nil, false},
 		{"no key", []string{"=x"}, 0, nil, false},
 		{"newline", []string{"a\nb"}, 0, nil, false},
-		{"long flag", []string{strings.Repeat("a", 256)}, 0, nil, false},
+		{"long key", []string{strings.Repeat("a", 256)}, 0, nil, false},
+		{"long value", []string{"a=" + strings.Repeat("a", 256)}, 0, nil, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			o, err := mount.ParseFlags(tc.in)
-			if (err == nil) != tc.ok || o.Attr != tc.attr || !slices.Equal(o.Data, tc.data) {
-				t.Errorf("got %+v, %v, want attributes %#x, data %q, valid %t", o, err, tc.attr, tc.data, tc.ok)
+			if (err == nil) != tc.ok || o.Attr != tc.attr || !slices.Equal(o.FilesystemFlags(), tc.data) {
+				t.Errorf("got %+v, %v, want attributes %#x, options of the filesystem %q, valid %t", o, err, tc.attr, tc.data, tc.ok)
 			}
 			if err != nil && !errors.Is(err, mount.ErrBadOption) {
 				t.Errorf("got %v, want %v", err, mount.ErrBadOption)

@@ -44,11 +44,13 @@ func TestNFSWith(t *testing.T) {
 		{"nfsvers=3", "minorversion=1", "4.1", ""},
 		{"nfsvers=4.2,hard", "timeo=7", "4.2", "hard timeo=7"},
 		{"hard", "", "4.2 4.1 4.0 3", "hard"},
+		{"nfsvers=4.2,context=u:object_r:t:s0,hard", `timeo=7 context="u:object_r:t:s0:c1,c2"`, "4.2", `hard timeo=7 context="u:object_r:t:s0:c1,c2"`},
+		{`nfsvers=4.2,context="u:object_r:t:s0:c1,c2"`, "hard", "4.2", `hard context="u:object_r:t:s0:c1,c2"`},
 	} {
 		n := NFS{Options: strings.Fields(tc.before)}
 		o, err := parseNFSOptions(n.With(strings.Fields(tc.flags)).Options)
-		if err != nil || strings.Join(o.versions, " ") != tc.versions || strings.Join(o.Data, " ") != tc.data {
-			t.Errorf("%q with %q: got versions %q, options %q, %v, want %q, %q", tc.before, tc.flags, o.versions, o.Data, err, tc.versions, tc.data)
+		if err != nil || strings.Join(o.versions, " ") != tc.versions || strings.Join(o.FilesystemFlags(), " ") != tc.data {
+			t.Errorf("%q with %q: got versions %q, options %q, %v, want %q, %q", tc.before, tc.flags, o.versions, o.FilesystemFlags(), err, tc.versions, tc.data)
 		}
 		if strings.Join(n.Options, " ") != tc.before {
 			t.Errorf("With changed the options of its receiver: got %q, want %q", n.Options, tc.before)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/trivet-csi/trivet/internal/mountflags"
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
@@ -98,11 +99,14 @@ func TestCheckNFSOptions(t *testing.T) {
 func FuzzCheckNFSOptions(f *testing.F) {
 	f.Add("hard,addr=1.2.3.4")
 	f.Add("vers=4,minorversion=2")
+	f.Add(`context="u:object_r:t:s0:c1,c2",addr=1.2.3.4`)
+	f.Add(`x-note="a,addr=1.2.3.4"`)
+	f.Add(`x-note="a,addr=1.2.3.4`)
 	f.Fuzz(func(t *testing.T, words string) {
 		if mount.CheckNFSOptions([]string{words}) != nil {
 			return
 		}
-		for word := range strings.SplitSeq(words, ",") {
+		for _, word := range mountflags.Split([]string{words}) {
 			key, _, _ := strings.Cut(word, "=")
 			if slices.Contains([]string{"addr", "clientaddr", "source", "mountaddr"}, key) {
 				t.Errorf("%q: got no error, want %v", words, mount.ErrBadOption)

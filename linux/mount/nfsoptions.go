@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/trivet-csi/trivet/internal/mountflags"
 )
 
 // nfsOptions are the mount flags of an NFS mount, without the version.
@@ -45,7 +47,7 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 	if err != nil {
 		return nfsOptions{}, err
 	}
-	o := nfsOptions{Options: Options{Attr: parsed.Attr}}
+	o := nfsOptions{Options: Options{Attr: parsed.Attr, Context: parsed.Context}}
 	var major, minor string
 	for _, word := range parsed.Data {
 		key, _, _ := strings.Cut(word, "=")
@@ -83,19 +85,18 @@ func versionIn(word string) (value string, minor, ok bool) {
 	return value, true, key == "minorversion"
 }
 
-// With adds mount flags. A version in flags replaces the version in n.Options.
+// With adds mount flags. A version in flags replaces the version in n.Options, and an SELinux context the one there.
 func (n NFS) With(flags []string) NFS {
 	isVersion := func(word string) bool { _, _, ok := versionIn(word); return ok }
-	before := n.Options
-	if slices.ContainsFunc(splitWords(flags), isVersion) {
-		before = slices.DeleteFunc(splitWords(before), isVersion)
+	words, added := mountflags.Split(n.Options), mountflags.Split(flags)
+	for _, single := range []func(word string) bool{isVersion, mountflags.IsContext} {
+		if slices.ContainsFunc(added, single) {
+			words = slices.DeleteFunc(words, single)
+		}
 	}
-	n.Options = slices.Concat(before, flags)
+	n.Options = slices.Concat(words, added)
 	return n
 }
-
-// splitWords splits flags, each of which may contain several words, separated by commas.
-func splitWords(flags []string) []string { return strings.Split(strings.Join(flags, ","), ",") }
 
 // nfsVersions returns the versions to try for the values of vers= and minorversion=, which may be empty.
 func nfsVersions(major, minor string) ([]string, error) {

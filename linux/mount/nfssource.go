@@ -59,7 +59,7 @@ func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 
 // mountUnchecked mounts the directory at target, but does not check whether the path contains a link.
 func (n *NFSSource) mountUnchecked(ctx context.Context, target string, o Options) (err error) {
-	fs, _, err := MountNFS(ctx, n.With(o.Data), o.Attr)
+	fs, _, err := MountNFS(ctx, n.With(o.FilesystemFlags()), o.Attr)
 	if err != nil {
 		return err
 	}

@@ -1,18 +1,23 @@
 package mount
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/mountflags"
 )
 
 // Options are mount flags, separated into flags of the mount and options of the filesystem.
 type Options struct {
 	// Attr holds the flags of the mount itself (MOUNT_ATTR_*, fsmount(2)).
 	Attr uint64
-	// Data holds the options of the filesystem, each `key` or `key=value`.
+	// Data holds the options of the filesystem, each `key` or `key=value`, except Context.
 	Data []string
+	// Context is the SELinux context of all files of the filesystem. If it is empty, each file has its own.
+	Context string
 }
 
 // attributes are the flags of a mount, not of its filesystem.
@@ -42,29 +47,51 @@ var forbidden = []string{
 // the options of the filesystem when it mounts.
 func ParseFlags(flags []string) (Options, error) {
 	var o Options
-	for _, flag := range flags {
-		for word := range strings.SplitSeq(flag, ",") {
-			if err := o.add(word); err != nil {
-				return Options{}, err
-			}
+	for _, word := range mountflags.Split(flags) {
+		if err := o.add(word); err != nil {
+			return Options{}, err
 		}
 	}
 	return o, nil
 }
 
+// FilesystemFlags returns the mount flags that are options of the filesystem.
+func (o Options) FilesystemFlags() []string {
+	if o.Context == "" {
+		return o.Data
+	}
+	return append(slices.Clip(o.Data), mountflags.ForContext(o.Context))
+}
+
 // add adds one mount flag.
 func (o *Options) add(word string) error {
-	key, _, _ := strings.Cut(word, "=")
+	key, value, _ := strings.Cut(word, "=")
 	attr, isAttr := attributes[word]
 	switch {
-	case slices.Contains(forbidden, key), key == "" && word != "", strings.ContainsAny(word, "\x00\n"), len(word) > 255:
+	case strings.HasPrefix(word, "x-"), slices.Contains(defaults, word):
+	case key == mountflags.Context:
+		return o.setContext(value)
+	case slices.Contains(forbidden, key), key == "", strings.ContainsAny(word, "\x00\n"), len(key) > 255, len(value) > 255:
 		return &Error{Op: "parsing mount flag " + word, Err: ErrBadOption}
 	case isAttr:
 		o.Attr |= attr
-	case word == "" || slices.Contains(defaults, word) || strings.HasPrefix(word, "x-"):
 	default:
 		o.Data = append(o.Data, word)
 	}
+	return nil
+}
+
+// setContext sets the SELinux context, of which a filesystem has only one.
+func (o *Options) setContext(value string) error {
+	op := "parsing mount flag " + mountflags.Context + "=" + value
+	context, ok := mountflags.ParseContext(value)
+	switch {
+	case !ok:
+		return &Error{Op: op, Err: ErrBadOption}
+	case o.Context != "" && o.Context != context:
+		return &Error{Op: op, Err: fmt.Errorf("%w: another flag sets the context %s: remove the context from mountOptions, or set seLinuxMount: false in the chart", ErrBadOption, o.Context)}
+	}
+	o.Context = context
 	return nil
 }
 

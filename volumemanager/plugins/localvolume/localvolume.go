@@ -161,8 +161,8 @@ func (m *mounter) source() (string, mount.Options, error) {
 		return "", mount.Options{}, err
 	}
 	if mode == fs.ModeDir {
-		if data := m.options.Data; len(data) > 0 {
-			return "", mount.Options{}, plugins.Invalidf("mountOptions %q: %s is an option of a filesystem, and the directory local.path %s is only bind-mounted: remove the option", m.spec.PersistentVolume.Spec.MountOptions, strings.Join(data, ","), path)
+		if flags := m.options.FilesystemFlags(); len(flags) > 0 {
+			return "", mount.Options{}, plugins.Invalidf("mountOptions %q: %s is an option of a filesystem, and the directory local.path %s is only bind-mounted: remove the option", m.spec.PersistentVolume.Spec.MountOptions, strings.Join(flags, ","), path)
 		}
 		return path, m.options, nil
 	}

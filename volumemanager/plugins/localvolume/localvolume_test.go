@@ -357,8 +357,10 @@ func TestBadInput(t *testing.T) {
 		_, err := m.NeedsDeviceMount(volume(path))
 		plugintest.WantError(t, err, path, wantErr)
 	}
-	_, err := m.up(t, volume(t.TempDir(), options("commit=3")), "one", plugins.MounterArgs{})
-	plugintest.WantInvalid(t, err, "an option of a filesystem")
+	for _, option := range []string{"commit=3", `context="u:object_r:t:s0:c1,c2"`} {
+		_, err := m.up(t, volume(t.TempDir(), options(option)), "one", plugins.MounterArgs{})
+		plugintest.WantInvalid(t, err, option, "an option of a filesystem")
+	}
 	disk, _, _ := testenv.Disk(t, 64*mib)
 	plugintest.WantInvalid(t, m.mountDevice(t, volume(disk, options("no-such-option"))), "no-such-option")
 }
