@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/mountflags"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -89,6 +90,8 @@ type cluster struct {
 	inline bool
 	// untaints is true if the driver is configured to remove the startup taint.
 	untaints bool
+	// seLinuxMount is that of the CSIDriver object.
+	seLinuxMount bool
 	// releases is true if the controller's driver is configured to release the claims of lost nodes.
 	releases bool
 
@@ -132,6 +135,7 @@ func (c *cluster) csiDriver(ctx context.Context) []Check {
 	if c.recordUnread("get csidrivers", err) {
 		return nil
 	}
+	c.seLinuxMount = object.Spec.SELinuxMount
 	checks := []Check{judgeCSIDriver(object, err, c.driver, c.pod.Namespace)}
 	if err == nil && !c.controller {
 		checks = append(checks, judgeInline(object, c.inline))
@@ -173,6 +177,9 @@ func (c *cluster) classes(ctx context.Context) []Check {
 		return nil
 	}
 	checks := judgeClasses(classes, c.kinds, c.pools, c.controller)
+	if c.seLinuxMount {
+		checks = append(checks, judgeContexts(classes, c.kinds)...)
+	}
 	if c.controller && !c.releases {
 		checks = append(checks, judgeNodeLoss(classes)...)
 	}
@@ -213,8 +220,6 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 		return warning(check, seen, "set fsGroupPolicy: File; otherwise fsGroup is not applied to every volume")
 	case !d.Spec.StorageCapacity:
 		return warning(check, seen, "set storageCapacity: true; otherwise pods are scheduled on nodes whose pool is full")
-	case d.Spec.SELinuxMount:
-		return warning(check, seen, "set seLinuxMount: false, because a volume is mounted once for all its pods")
 	}
 	return ok(check, "%s", seen)
 }
@@ -295,6 +300,25 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are created before the node of their pod is known", "recreate the class with WaitForFirstConsumer")
 	}
 	return ok(name, "its parameters are valid")
+}
+
+// judgeContexts returns a warning if a class has volumes that cannot be mounted with the SELinux context of a pod, or sets
+// a context itself.
+func judgeContexts(classes []kube.StorageClass, kinds backend.Kinds) []Check {
+	var names []string
+	for _, c := range classes {
+		_, err := checkClass(c, kinds)
+		hasContext := slices.ContainsFunc(mountflags.Split(c.MountOptions), mountflags.IsContext)
+		c.MountOptions = append(slices.Clip(c.MountOptions), mountflags.ForContext(podContext))
+		if _, contextErr := checkClass(c, kinds); err == nil && (hasContext || contextErr != nil) {
+			names = append(names, c.Metadata.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []Check{warning("SELinux contexts", "the CSIDriver object has seLinuxMount true, but the kubelet cannot mount the volumes of StorageClass "+strings.Join(names, ", ")+" with the context of a pod",
+		"remove a context from mountOptions of the class, or set seLinuxMount: false of the chart or, with Kubernetes 1.33 and later, seLinuxChangePolicy: Recursive in the pods that use these volumes on nodes with SELinux (docs/operations/selinux.md)")}
 }
 
 // checkClass refuses (ErrInvalid) a class with which csi-provisioner or the driver refuses to create a volume with a

@@ -115,7 +115,7 @@ func TestBrokenCluster(t *testing.T) {
 		{"a CSIDriver without a label", csiDriver, `"csi.trivet.dev/namespace"`, `"a"`, "CSIDriver csi.trivet.dev", Warning, "csi.trivet.dev/namespace"},
 		{"fsGroupPolicy None", csiDriver, `"File"`, `"None"`, "CSIDriver csi.trivet.dev", Warning, "fsGroupPolicy None"},
 		{"storageCapacity false", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
-		{"seLinuxMount true", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
+		{"seLinuxMount true", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", OK, "seLinuxMount true"},
 		{"attachRequired false", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
 		{"inline volumes not configured", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], but this node's configuration does not allow them"},
 		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "not enabled"},
@@ -163,6 +163,27 @@ func TestNodeLossClasses(t *testing.T) {
 		t.Errorf("got %+v, want no check", got)
 	}
 	expect(t, "release", find(t, judgeNodeLoss([]kube.StorageClass{class("kept", "keep"), class("cache", "release")}), "lost nodes"), Warning, "StorageClass cache has no effect")
+}
+
+// TestSELinuxClasses: classes whose volumes cannot have an SELinux context of their own cause a warning if the kubelet passes
+// contexts.
+func TestSELinuxClasses(t *testing.T) {
+	have := objects()
+	classes := have["/apis/storage.k8s.io/v1/storageclasses"]
+	have["/apis/storage.k8s.io/v1/storageclasses"] = strings.TrimSuffix(classes, "]}") + `,
+		{"metadata": {"name": "trivet-local"}, "provisioner": "csi.trivet.dev", "parameters": {"backend": "local"}, "volumeBindingMode": "WaitForFirstConsumer"},
+		{"metadata": {"name": "own-context"}, "provisioner": "csi.trivet.dev", "parameters": {"backend": "loop"}, "mountOptions": ["noatime,context=system_u:object_r:container_file_t:s0"], "volumeBindingMode": "WaitForFirstConsumer"}]}`
+	const name = "SELinux contexts"
+	if checks := checkCluster(t, have, nil); slices.ContainsFunc(checks, func(c Check) bool { return c.Name == name }) {
+		t.Errorf("got a check %s with seLinuxMount false: %+v", name, checks)
+	}
+	const csiDriver = "/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev"
+	have[csiDriver] = strings.Replace(have[csiDriver], `"seLinuxMount": false`, `"seLinuxMount": true`, 1)
+	got := find(t, checkCluster(t, have, nil), name)
+	expect(t, name, got, Warning, "StorageClass trivet-local, own-context")
+	if strings.Contains(got.Seen, "trivet-loop") {
+		t.Errorf("got %+v, want no class of images in it", got)
+	}
 }
 
 // TestForbidden: one warning lists all missing permissions, and the other checks run.

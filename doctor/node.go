@@ -28,6 +28,7 @@ func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 		judgeCapabilities(read("/proc/self/status")),
 		judgeMounting(mount.Probe()),
 		judgeFilesystems(read("/proc/filesystems")),
+		judgeSELinux(mount.ProbeContext(podContext)),
 	}
 	if slices.ContainsFunc(kinds, func(k backend.Kind) bool { return !k.Directories }) {
 		checks = append(checks, judgeIOLimits(cgroup.Hierarchy(cgroup.Root).Check()))
@@ -116,6 +117,22 @@ func judgeFilesystems(table string) Check {
 		return ok(name, "%s; not loaded, but the kernel loads existing modules at the first mount: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
 	}
 	return ok(name, "%s", strings.Join(have, ", "))
+}
+
+// podContext is the SELinux context of files of a pod without categories.
+const podContext = "system_u:object_r:container_file_t:s0"
+
+// judgeSELinux judges the result of mount.ProbeContext for podContext.
+func judgeSELinux(err error) Check {
+	const name = "SELinux"
+	switch {
+	case errors.Is(err, mount.ErrNoSELinux):
+		return ok(name, "not enabled")
+	case err != nil:
+		return warning(name, "enabled, but no filesystem can be mounted with a context of pods: "+err.Error(),
+			"install the policy for containers (container-selinux), and run the driver as a privileged container; or set seLinuxMount: false of the chart, which is the default")
+	}
+	return ok(name, "enabled, and volumes can be mounted with the context of a pod")
 }
 
 // judgeIOLimits judges the result of cgroup.Hierarchy.Check. Without limits nothing is wrong.

@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/cgroup"
+	"github.com/trivet-csi/trivet/linux/mount"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -51,6 +52,10 @@ func TestJudgeNode(t *testing.T) {
 		"one filesystem":  {judgeFilesystems(loaded), OK, "ext4; not loaded"},
 		"all filesystems": {judgeFilesystems(loaded + "\txfs\n\tbtrfs\n"), OK, "ext4, xfs, btrfs"},
 		"no filesystem":   {judgeFilesystems("nodev\text4fs\n"), Warning, "none of"},
+
+		"no SELinux":      {judgeSELinux(fmt.Errorf("mount: %w", mount.ErrNoSELinux)), OK, "not enabled"},
+		"SELinux":         {judgeSELinux(nil), OK, "enabled"},
+		"unknown context": {judgeSELinux(mount.ErrUnknownContext), Warning, "does not contain the context"},
 
 		"I/O limits":    {judgeIOLimits(nil), OK, "can limit"},
 		"no I/O limits": {judgeIOLimits(cgroup.ErrUnsupported), OK, "only volumes with limits"},

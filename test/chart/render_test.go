@@ -401,6 +401,16 @@ func TestAttachRequired(t *testing.T) {
 	}
 }
 
+// TestSELinuxMount checks that the kubelet passes SELinux contexts only on request, because directories of a node share a
+// filesystem.
+func TestSELinuxMount(t *testing.T) {
+	for values, want := range map[string]bool{"": false, "seLinuxMount: true": true} {
+		if got := *one[*storagev1.CSIDriver](t, template(t, values)).Spec.SELinuxMount; got != want {
+			t.Errorf("%q: got seLinuxMount %t, want %t", values, got, want)
+		}
+	}
+}
+
 // TestEphemeral checks that inline volumes are enabled either both in the CSIDriver and in the nodes'
 // drivers, or in neither.
 func TestEphemeral(t *testing.T) {
