@@ -76,6 +76,7 @@ type guest struct {
 	prelude  string        // a bash command that runs before the programs
 	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
 	cluster  bool          // the programs run beside the control plane of a cluster, which cluster.sh starts
+	selinux  bool          // SELinux is enforced with the policy of selinux.sh, except during the first program
 	api      bool          // TRIVET_TEST_CLUSTER is set to the path of a directory with etcd and kube-apiserver
 	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration // the guest is ended after this time
@@ -139,6 +140,20 @@ var guests = []guest{
 			{"./backend/loop", []string{"-test.run", "^TestNoisyNeighbour$/^(ext4|block)$"}, passed("TestNoisyNeighbour/ext4", "TestNoisyNeighbour/block")},
 			{"./backend/disk", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/ext4", "TestIOLimits/block")},
 			{"./backend/lvm", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits/group/xfs", "TestIOLimits/thin/ext4")},
+		},
+	},
+	{
+		name: "selinux", disks: []string{"8G", "8G"}, prelude: nfsDisk, selinux: true, long: true, limit: 10 * time.Minute,
+		programs: []program{
+			{"./doctor", []string{"-test.run", "^TestSELinuxWithoutPolicy$"}, passed("TestSELinuxWithoutPolicy")},
+			{"./linux/mount", []string{"-test.run", "^Test(CanonicalContext|ProbeContext)$"}, passed("TestCanonicalContext", "TestProbeContext")},
+			{
+				"./backend/loop",
+				[]string{"-test.run", "^TestConformance$/^images-xfs$/^(ext4|xfs|btrfs)$/^SELinux$"},
+				passed("TestConformance/images-xfs/ext4/SELinux/clone", "TestConformance/images-xfs/xfs/SELinux/clone", "TestConformance/images-xfs/btrfs/SELinux"),
+			},
+			{"./backend/nfs", []string{"-test.run", "^TestConformance$/./^dir$/^SELinux$"}, passed("TestConformance/nfs/dir/SELinux/clone")},
+			{"./backend/local", []string{"-test.run", "^TestConformance$/^directories-unlimited$/^dir$/^SELinux$"}, passed("TestConformance/directories-unlimited/dir/SELinux")},
 		},
 	},
 	{
@@ -519,6 +534,9 @@ func TestVM(t *testing.T) {
 			for _, size := range g.scsi {
 				options = append(options, "--scsi", size)
 			}
+			if g.selinux {
+				options = append(options, "--append", "security=selinux", "--append", "enforcing=0") // until the policy is loaded
+			}
 			script := g.script(ctx, t)
 			check(t, g, run(ctx, t, exec.CommandContext(ctx, "./vm.sh", append(options, "--", "bash", "-c", script)...)))
 		})
@@ -551,7 +569,11 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 		// Package nfsd needs mounts that propagate.
 		enter = []string{"IN=0", quote(in), "unshare", "--mount", "--propagation", "shared"}
 	}
-	for _, p := range g.programs {
+	for i, p := range g.programs {
+		if g.selinux && i == 1 {
+			policy := strings.TrimSpace(run(ctx, t, exec.CommandContext(ctx, "./selinux.sh")))
+			lines = append(lines, "mount -t selinuxfs none /sys/fs/selinux && dd if="+quote(policy)+" of=/sys/fs/selinux/load bs=64M iflag=fullblock status=none && echo 1 >/sys/fs/selinux/enforce || exit")
+		}
 		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
 		if err != nil {
 			t.Fatal(err)
