@@ -12,7 +12,7 @@ import (
 type FormatState string
 
 const (
-	// Unformatted means that the driver has not written to the image. It formats only a blank image.
+	// Unformatted means that the driver has not written to the image since the volume was created. It formats only a blank image.
 	Unformatted FormatState = ""
 	// Formatting means that the driver has begun to make a filesystem. The volume was never staged, so
 	// the image may be wiped.
@@ -79,13 +79,16 @@ func (i *Images) begin(name string, state FormatState) error {
 
 // MarkCloned records the state Cloned in the folder of a volume in tmp. It is durable when the
 // volume is.
-func MarkCloned(dir *os.Root) error { return markCopied(dir, Cloned) }
+func MarkCloned(dir *os.Root) error { return markNew(dir, Cloned) }
 
 // MarkContainerCopied does the same as MarkCloned for the state Encrypted.
-func MarkContainerCopied(dir *os.Root) error { return markCopied(dir, Encrypted) }
+func MarkContainerCopied(dir *os.Root) error { return markNew(dir, Encrypted) }
 
-// markCopied records a state in the folder of a volume in tmp.
-func markCopied(dir *os.Root, state FormatState) error {
+// MarkCreated does the same as MarkCloned for the state Formatted. The image is durable when the volume is.
+func MarkCreated(dir *os.Root) error { return markNew(dir, Formatted) }
+
+// markNew records a state in the folder of a volume in tmp.
+func markNew(dir *os.Root, state FormatState) error {
 	f, err := dir.OpenFile(string(state), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -88,7 +88,8 @@ func TestCheckDamaged(t *testing.T) {
 				t.Errorf("got health %v of the repaired filesystem, want no FilesystemDamaged", health)
 			}
 			s.awaitEmptyTrash(t) // the temporary snapshots
-			if now := s.capacity(t); now != room {
+			const slack = 1 << 20 // the result of the check, and the extents of the image, use a few blocks of the pool
+			if now := s.capacity(t); now < room-slack || now > room+slack {
 				t.Errorf("got a capacity of %d after the checks, want %d", now, room)
 			}
 			s.mustDelete(t)
@@ -138,7 +139,7 @@ func TestCheckWithoutSharing(t *testing.T) {
 		t.Errorf("got result %+v, want that the pool cannot share blocks, and the image", r)
 	}
 	s.mustDelete(t)
-	must(t, s.create(t, "blank", gib, nil))
+	s.createBlank(t, "blank")
 	if r := s.Check(t, s.id); r.Result != driver.CheckFailed || !strings.Contains(r.Problem, "no filesystem yet") {
 		t.Errorf("got result %+v of a volume that was never staged, want that it has no filesystem", r)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -84,7 +85,13 @@ func (s *subject) restage(t *testing.T) {
 	must(t, s.unstage(t.Context()))
 }
 
-// createFormatted creates a volume that has a filesystem.
+// createBlank creates a volume that is formatted when it is staged.
+func (s *subject) createBlank(t *testing.T, name string) {
+	t.Helper()
+	must(t, s.create(t, name, gib, map[string]string{"mkfsOptions": "-m 1"}))
+}
+
+// createFormatted creates a volume that was staged.
 func (s *subject) createFormatted(t *testing.T, name string) {
 	t.Helper()
 	must(t, s.create(t, name, gib, nil))
@@ -188,11 +195,44 @@ func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 
 const gib = 1 << 30
 
+// TestFormattedAtCreation: a new image has a complete filesystem of its own, and staging it makes no other change to its folder.
+// Thin images stay thin.
+func TestFormattedAtCreation(t *testing.T) {
+	s := start(t, "8G")
+	uuids := map[string]bool{}
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		s.setKind(fsType)
+		for _, allocation := range []string{"thin", "thick", "thin"} {
+			must(t, s.create(t, fmt.Sprintf("%s-%s-%d", fsType, allocation, len(uuids)), gib, map[string]string{"allocation": allocation}))
+			must(t, testenv.Fsck(fsType, s.image()))
+			s.wantAllocated(t, allocation == "thick", gib)
+			uuids[testenv.Run(t, "blkid", "-p", "-o", "value", "-s", "UUID", s.image())] = true
+			folder := filepath.Dir(s.image())
+			before, err := os.Stat(folder)
+			must(t, err)
+			if _, err := os.Stat(filepath.Join(folder, "formatted")); err != nil {
+				t.Errorf("%s: the volume is not marked as formatted: %v", fsType, err)
+			}
+			must(t, s.stage(t.Context()))
+			if after, err := os.Stat(folder); err != nil || !after.ModTime().Equal(before.ModTime()) {
+				t.Errorf("%s: stage has changed the volume's folder: %v, %v", fsType, after, err)
+			}
+			must(t, os.WriteFile(filepath.Join(s.staging, "file"), []byte("content"), 0o600))
+			must(t, s.unstage(t.Context()))
+			must(t, testenv.Fsck(fsType, s.image()))
+			s.mustDelete(t)
+		}
+	}
+	if len(uuids) != 9 {
+		t.Errorf("got the UUIDs %v of nine volumes, want nine", uuids)
+	}
+}
+
 // TestForeignData: an image that contains data and was never formatted is not formatted.
 func TestForeignData(t *testing.T) {
 	s := start(t, "8G")
 	for name, offset := range map[string]int64{"begin": 0, "middle": gib/2 + 77, "end": gib - 1} {
-		must(t, s.create(t, "foreign-"+name, gib, nil))
+		s.createBlank(t, "foreign-"+name)
 		f, err := os.OpenFile(s.image(), os.O_RDWR, 0)
 		must(t, err)
 		_, err = f.WriteAt([]byte{1}, offset)
@@ -207,7 +247,7 @@ func TestForeignData(t *testing.T) {
 		s.mustDelete(t)
 	}
 	// An image to which only zeros were written counts as blank.
-	must(t, s.create(t, "zeros", gib, nil))
+	s.createBlank(t, "zeros")
 	must(t, os.WriteFile(s.image(), make([]byte, 1<<20), 0o600))
 	must(t, os.Truncate(s.image(), gib))
 	s.restage(t)
@@ -359,6 +399,7 @@ func (s *subject) awaitEmptyTrash(t *testing.T) {
 // the larger size. The delete frees all of it.
 func TestInterruptedGrowth(t *testing.T) {
 	s := start(t, "8G")
+	s.setKind("xfs") // to grow an ext4 needs CAP_SYS_RESOURCE, which tests may lack
 	before := s.capacity(t)
 	must(t, s.create(t, "grown", gib, nil))
 	must(t, os.Truncate(s.image(), 3*gib))
@@ -388,14 +429,15 @@ func TestLockedImage(t *testing.T) {
 	s.mustDelete(t)
 }
 
-// TestMkfsMissing: without mkfs a volume cannot be staged, and the error names the program.
+// TestMkfsMissing: a volume that was created without mkfs is formatted when it is staged. Without mkfs that fails, and the error
+// names the program.
 func TestMkfsMissing(t *testing.T) {
 	s := start(t, "8G")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		s.setKind(fsType)
-		must(t, s.create(t, "no-mkfs-"+fsType, gib+4096, nil))
 		t.Run(fsType, func(t *testing.T) {
 			t.Setenv("PATH", t.TempDir())
+			must(t, s.create(t, "no-mkfs-"+fsType, gib+4096, nil))
 			wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "mkfs."+fsType, "not found in PATH", "install")
 		})
 		s.wantUnattached(t)

@@ -104,7 +104,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		v.Capacity, v.Block, v.FSType, v.SectorSize = size, spec.Block(), spec.FSType(), sectorSize(p, spec.Block())
 		v.MkfsOptions, v.Section = spec.Parameters.MkfsOptions(), sectionFor(spec.Parameters)
 		v.Encryption = backend.NewEncryption(spec.Parameters, v.Block, v.SectorSize)
-		return v, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) })
+		return v, p.Create(ctx, v, func(dir *os.Root) error { return b.makeImage(ctx, p, dir, v) })
 	})
 }
 
@@ -118,8 +118,8 @@ func sectorSize(p *pool.Pool, block bool) int {
 	return 4096
 }
 
-// makeImage creates the blank image of a new volume.
-func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
+// makeImage creates the image of a new volume.
+func (b *Backend) makeImage(ctx context.Context, p *pool.Pool, dir *os.Root, v volume.Volume) error {
 	f, err := createImage(p, dir)
 	if err != nil {
 		return err
@@ -128,8 +128,25 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 	if err := resize(f, v.StorageSize(), allocationOf(v)); err != nil {
 		return err
 	}
+	if err := b.formatNew(ctx, p, dir, f, v); err != nil {
+		return err
+	}
 	crashpoint.Here(crashpoint.CreateImage)
 	return nil
+}
+
+// formatNew creates the filesystem in the image of a new volume. The image of some volumes stays blank until it is attached: an
+// encrypted one has no container yet, one on an export is written only through its device, mkfs may refuse the options of the
+// class, and some filesystems have no template.
+func (b *Backend) formatNew(ctx context.Context, p *pool.Pool, dir *os.Root, image *os.File, v volume.Volume) error {
+	if v.Block || v.Encryption != nil || p.Shared() || len(v.MkfsOptions) > 0 {
+		return nil
+	}
+	formatted, err := b.Formatter.FormatNew(ctx, image, blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize})
+	if err != nil || !formatted {
+		return err
+	}
+	return pool.MarkCreated(dir)
 }
 
 // resize sets the size of an image in bytes, and allocates its blocks if it is thick.

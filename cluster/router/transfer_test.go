@@ -146,7 +146,8 @@ func TestTransferUnformatted(t *testing.T) {
 	w := newCluster(t, "a:8Gi", "b:8Gi")
 	v := w.mustCreateOn("a", "v")
 	fill(t, w.image("a", "v"), 1<<20, 0)
-	must(t, os.WriteFile(filepath.Join(filepath.Dir(w.image("a", "v")), "formatting"), nil, 0o600))
+	folder := filepath.Dir(w.image("a", "v"))
+	must(t, os.Rename(filepath.Join(folder, "formatted"), filepath.Join(folder, "formatting")))
 	for name, source := range map[string]change{"from-volume": fromVolume(v), "from-snapshot": fromSnapshot(w.snapshot("s", v))} {
 		got := w.mustCreate(name, source, preferring("b")).GetVolumeId()
 		if n := allocatedBytes(t, w.image("b", name)); n > 0 {

@@ -221,6 +221,9 @@ func checkCreate(t *testing.T, c *collected) span {
 		server[0].process["service.name"] != "trivet" || server[0].process["service.version"] != "v1.2.3" || server[0].process["service.namespace"] != "storage" {
 		t.Fatalf("got %v below the forwarded call, want the call in the driver of node-1.example", server)
 	}
+	if format := c.below(server[0].GetSpanId(), "format"); len(format) != 1 || len(c.below(format[0].GetSpanId(), "mkfs.xfs")) != 1 {
+		t.Errorf("got %v, want format and mkfs.xfs below the call; all spans:\n%s", format, c)
+	}
 	for _, s := range []span{client[0], server[0]} {
 		if !bytes.Equal(s.GetTraceId(), root[i].GetTraceId()) || s.GetStatus().GetCode() != trace.Status_STATUS_CODE_UNSET ||
 			attributes(s.GetAttributes())["rpc.response.status_code"] != "OK" {
@@ -249,9 +252,6 @@ func checkStage(t *testing.T, c *collected, failed *status.Status) {
 		attach := c.below(s.GetSpanId(), "attach")
 		if len(attach) != 1 || len(c.below(s.GetSpanId(), "mount")) != 1 {
 			t.Fatalf("got steps %v, want attach and mount; all spans:\n%s", attach, c)
-		}
-		if format := c.below(attach[0].GetSpanId(), "format"); len(format) != 1 || len(c.below(format[0].GetSpanId(), "mkfs.xfs")) != 1 {
-			t.Errorf("got %v, want format and mkfs.xfs below attach; all spans:\n%s", format, c)
 		}
 	}
 	if good != 1 || bad != 1 {

@@ -34,8 +34,9 @@ in a pool, and needs no running driver. In a container it creates missing nodes
 
 In JSON and YAML, usedBytes is the allocated space of an image or of a directory with a
 limit, the size of a whole disk, and 0 for a directory without a limit. state is blank
-before a volume is first staged, then formatting and formatted; raw devices and
-directories have no state. publishedTo are the nodes to which the volume is
+before a volume has a filesystem, then formatting and formatted: most images are
+formatted when they are created, other volumes when they are first staged. Raw devices
+and directories have no state. publishedTo are the nodes to which the volume is
 controller-published. pod is the pod of an inline volume. namespace is the namespace
 whose pods can mount the volume by FlexVolume. device is the loop device of an image
 that is staged on this node, or the whole disk. problem is the reason why the pool or

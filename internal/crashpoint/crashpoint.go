@@ -11,7 +11,8 @@ type Point string
 // means that the volume or snapshot was renamed to its final path, and "not answered" that the call has not returned.
 const (
 	CreateReserved    Point = "create-reserved"    // empty temporary directory created
-	CreateImage       Point = "create-image"       // image created, no record
+	CreateHalfFormat  Point = "create-half-format" // filesystem body written to a new image, no superblock
+	CreateImage       Point = "create-image"       // image created, with a filesystem if there is a template of it, no record
 	CreateZeroed      Point = "create-zeroed"      // raw logical volume zeroed, not recorded
 	ClaimEntry        Point = "claim-entry"        // record in tmp, of a disk's partition tables only the sector with the entry written
 	ClaimMarked       Point = "claim-marked"       // a disk's partition tables complete, not committed
@@ -101,7 +102,7 @@ var Move = []Point{
 
 // All contains all points of the driver. test/crash fails if one of them is never reached.
 var All = []Point{
-	CreateReserved, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
+	CreateReserved, CreateHalfFormat, CreateImage, CreateZeroed, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	ReceiveSynced, ReceiveRecorded, ReceiveMade, ReceiveMoved, ReceiveAbandoned,
 	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted, CheckAttached,
 	AttachWritten, AttachLinked, DetachRemoved,

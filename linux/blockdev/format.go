@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -94,7 +95,8 @@ func checkFit(fsType, option, value string, size int64) error {
 // Formatter creates filesystems on images.
 type Formatter struct {
 	making    singleflight.Group // calls of makeTemplate, by the key in templates
-	templates *lru.Cache         // of *template
+	templates *lru.Cache         // of *template; nil for filesystems of which none can be made
+	memory    sync.Mutex         // held while makeTemplate has a file in memory
 }
 
 // NewFormatter returns a formatter with an empty template cache.
@@ -123,14 +125,33 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	if err != nil {
 		return err
 	}
-	if spec.FSType == "ext4" && size <= maxTemplateDevice && !spec.Stale {
-		t, err := f.template(ctx, size, spec.Options)
-		if err != nil {
-			return err
-		}
-		return t.write(image)
+	if t := f.template(ctx, size, spec); t != nil {
+		return t.write(image, crashpoint.StageHalfFormat)
 	}
 	crashpoint.Here(crashpoint.StageHalfFormat)
+	return runMkfs(ctx, image, size, spec)
+}
+
+// FormatNew creates a filesystem on an image that was just created, and that no other process knows, if there is a template of
+// it. Otherwise it reports false, and does not change the image. The filesystem is not durable until the image is synced. After
+// an error, the caller must remove the image.
+func (f *Formatter) FormatNew(ctx context.Context, image *os.File, spec FormatSpec) (formatted bool, err error) {
+	ctx, span := trace.Start(ctx, "format")
+	span.Set("trivet.filesystem", spec.FSType)
+	defer span.End(&err)
+	size, err := Size(image)
+	if err != nil {
+		return false, err
+	}
+	t := f.template(ctx, size, spec)
+	if t == nil {
+		return false, nil
+	}
+	return true, t.write(image, crashpoint.CreateHalfFormat)
+}
+
+// runMkfs creates a filesystem on an image of size bytes with mkfs.
+func runMkfs(ctx context.Context, image *os.File, size int64, spec FormatSpec) error {
 	cmd, err := mkfs(image, size, spec)
 	if err != nil {
 		return err
@@ -141,7 +162,7 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	})
 }
 
-// mkfsRetryTime is the time for which Format retries mkfs after otherDeviceLost.
+// mkfsRetryTime is the time for which runMkfs retries mkfs after otherDeviceLost.
 const mkfsRetryTime = 2 * time.Second
 
 // otherDeviceLost reports whether mkfs.btrfs failed because of another loop device, before its first write.

@@ -47,40 +47,6 @@ func newFilesystem(t *testing.T, fsType string, size int64, options ...string) *
 
 const mib, gib = int64(1) << 20, int64(1) << 30
 
-// TestTemplate: a copy of a template is an ext4 without errors, with the size of its device and its own UUID.
-func TestTemplate(t *testing.T) {
-	formatter := blockdev.NewFormatter()
-	uuids := map[string]bool{}
-	for _, size := range []int64{16 * mib, 100 * mib, 128 * mib, 128*mib + 4096, gib, gib, gib + 12288, 5*gib - 4096, 16 * gib} {
-		t.Run(strconv.FormatInt(size, 10), func(t *testing.T) {
-			f := newImage(t, size)
-			must(t, formatter.Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096}))
-			testenv.Run(t, "e2fsck", "-fn", f.Name())
-			info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
-			for _, want := range []string{"Block size:               4096", "Inode size:	          256", "Reserved block count:     0", "metadata_csum_seed"} {
-				if !strings.Contains(info, want) {
-					t.Errorf("dumpe2fs printed no %q", want)
-				}
-			}
-			uuid := field(t, info, "Filesystem UUID:")
-			if uuids[uuid] {
-				t.Errorf("two filesystems have the UUID %s", uuid)
-			}
-			uuids[uuid] = true
-			// Every backup superblock must have the UUID, too (e2fsck(8), -b).
-			for _, group := range strings.Fields(testenv.Run(t, "sh", "-c", "dumpe2fs "+f.Name()+" 2>/dev/null | sed -n 's/.*Backup superblock at \\([0-9]*\\).*/\\1/p'")) {
-				if backup := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+group, "-o", "blocksize=4096", f.Name()); field(t, backup, "Filesystem UUID:") != uuid {
-					t.Errorf("the backup superblock at block %s has another UUID than the primary one", group)
-				}
-			}
-			sb, err := blockdev.ReadSuperblock(f, "ext4")
-			if err != nil || sb.Dirty || sb.Size > size || sb.Size < size-8*mib {
-				t.Errorf("got superblock %+v, %v, want a clean filesystem of at most %d bytes", sb, err, size)
-			}
-		})
-	}
-}
-
 // field returns the rest of the line after name.
 func field(t *testing.T, text, name string) string {
 	t.Helper()

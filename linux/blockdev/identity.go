@@ -96,7 +96,9 @@ func rewriteExt4(image *os.File, offset int64, id uuid.UUID) error {
 	if err != nil || !superblockFormats["ext4"].isIn(super) {
 		return err
 	}
-	_, err = image.WriteAt(setIdentity(super, id, super[superHashSeed:superHashSeed+16]), offset)
+	copy(super[superUUID:], id[:])
+	sealExt4(super)
+	_, err = image.WriteAt(super, offset)
 	return err
 }
 
@@ -129,12 +131,11 @@ func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 		return err
 	}
 	le := binary.LittleEndian
-	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
 	present := superblockFormats["btrfs"].isIn(super) && le.Uint64(super[btrfsOffset:]) == uint64(offset)
 	switch {
 	case present && le.Uint16(super[btrfsChecksumType:]) != btrfsCRC32C:
 		return fmt.Errorf("the superblock at byte %d has no CRC-32C: %w", offset, ErrForeign)
-	case !present || le.Uint32(super) != sum():
+	case !present || le.Uint32(super) != crc32.Checksum(super[btrfsFSID:], castagnoli):
 		return fmt.Errorf("no superblock with a valid CRC-32C at byte %d: %w", offset, ErrNoFS)
 	}
 	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {
@@ -142,7 +143,7 @@ func rewriteBtrfs(image *os.File, offset int64, id uuid.UUID) error {
 		copy(super[btrfsMetadataUUID:], super[btrfsFSID:btrfsFSID+16])
 	}
 	copy(super[btrfsFSID:], id[:])
-	le.PutUint32(super, sum())
+	sealBtrfs(super)
 	_, err = image.WriteAt(super, offset)
 	return err
 }

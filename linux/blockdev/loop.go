@@ -73,9 +73,9 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// This sync shortens the sync in LOOP_CONFIGURE, during which LOOP_CTL_GET_FREE returns the
-	// same device to other processes.
-	if err := image.Sync(); err != nil {
+	// Older kernels sync the image in LOOP_CONFIGURE, and meanwhile LOOP_CTL_GET_FREE returns the same device to other
+	// processes. Writing the dirty pages before makes that sync shorter.
+	if err := sys.WriteBack(image); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
 	}
 	var l *Loop

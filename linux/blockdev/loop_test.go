@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
-// stalled is an image on a filesystem that stops responding at the second fsync(2), which LOOP_CONFIGURE
+// stalled is an image on a filesystem that stops responding at the first fsync(2), which LOOP_CONFIGURE
 // makes. The filesystem closes reached when it stops responding, and continues when resume is closed.
 type stalled struct {
 	fs.MemRegularFile
@@ -28,7 +28,7 @@ type stalled struct {
 
 // Fsync implements fs.NodeFsyncer.
 func (s *stalled) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	if s.syncs.Add(1) == 2 {
+	if s.syncs.Add(1) == 1 {
 		close(s.reached)
 		<-s.resume
 	}

@@ -3,216 +3,213 @@ package blockdev
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
-	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 const (
-	// maxTemplateDevice is the largest device in bytes that is formatted from a template. mkfs
-	// takes about 1 ms per GiB, and a template occupies about 0.5 MiB of memory.
+	// maxTemplateDevice is the largest device in bytes that is formatted from a template. For an ext4, mkfs
+	// takes about 1 ms per GiB.
 	maxTemplateDevice = 16 * gib
-	// maxTemplates and maxTemplateSize limit the memory of the cache to 16 MiB. A template that is larger,
-	// because of options of mkfs, is not cached.
-	maxTemplates    = 16
-	maxTemplateSize = 1 << 20
-
-	blockSize      = 4096
-	blocksPerGroup = 8 * blockSize
-
-	// Offsets in struct ext4_super_block (linux/fs/ext4/ext4.h).
-	superUUID     = 0x68
-	superHashSeed = 0xEC
-	superChecksum = 0x3FC
+	// maxTemplates and maxTemplateSize limit the memory of the cache to 40 MiB. A template of an ext4 has 0.6 MiB for 1 GiB and
+	// 4.2 MiB for 16 GiB, most of it for later growth (the resize inode). Those of the others have less than 1 MiB.
+	maxTemplates    = 8
+	maxTemplateSize = 5 * mib
 )
 
-// castagnoli is the table of CRC-32C.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// errUnsuitable means that no template can be made of a filesystem that mkfs has created.
+var errUnsuitable = errors.New("not suitable for a template")
 
-// template holds the non-zero blocks of an empty ext4 of one size. With metadata_csum_seed, only the checksum
-// of the superblock depends on the UUID, so that each copy of the template can have its own UUID.
+// template holds the blocks of a new filesystem of one size that are not zero. Each copy of it has its own UUIDs.
 type template struct {
-	extents []extent // all but the first block
-	first   []byte   // the block with the primary superblock
-	backups []int64  // offsets of the other superblocks
+	// extents are the blocks in the order in which they are written. The last extent contains the primary superblock.
+	extents []extent
+	// identities are the UUIDs that a copy replaces by new ones.
+	identities [][]byte
 }
 
 // extent is a contiguous part of a template.
 type extent struct {
-	offset int64
-	data   []byte
+	offset     int64
+	data       []byte
+	structures []structure
 }
 
-// template returns the template for an ext4 of size bytes. If the cache has none, it creates one with mke2fs.
-func (f *Formatter) template(ctx context.Context, size int64, options []string) (*template, error) {
-	key := strconv.FormatInt(size, 10) + " " + strings.Join(options, " ")
-	if t, ok := f.templates.Get(key); ok {
-		return t.(*template), nil
+// template returns the template for a filesystem of size bytes; nil if there is none. If the cache has none, it
+// creates one with mkfs.
+func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *template {
+	if spec.Stale || size > maxTemplateDevice {
+		return nil
 	}
-	// Callers with the same key share one mke2fs, which must not end with the context of the
-	// first caller.
+	key := fmt.Sprintf("%s %d %d %q", spec.FSType, size, spec.SectorSize, spec.Options)
+	if t, ok := f.templates.Get(key); ok {
+		return t.(*template)
+	}
+	// Callers with the same key share one mkfs, which must not end with the context of the first caller.
 	made := f.making.DoChan(key, func() (any, error) {
-		t, err := makeTemplate(context.WithoutCancel(ctx), size, options)
-		if err == nil && t.size() <= maxTemplateSize {
+		t, err := f.makeTemplate(context.WithoutCancel(ctx), size, spec)
+		if err == nil || errors.Is(err, errUnsuitable) {
 			f.templates.Add(key, t)
 		}
-		return t, err
+		if err != nil {
+			klog.FromContext(ctx).Info("A filesystem is created with mkfs, because there is no template", "filesystem", spec.FSType, "bytes", size, "reason", err)
+		}
+		return t, nil
 	})
 	select {
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil
 	case r := <-made:
-		if r.Err != nil {
-			return nil, r.Err
-		}
-		return r.Val.(*template), nil
+		return r.Val.(*template)
 	}
 }
 
-// makeTemplate runs mke2fs on a file in memory and keeps the blocks that it wrote.
-func makeTemplate(ctx context.Context, size int64, options []string) (*template, error) {
-	fd, err := unix.MemfdCreate("trivet-ext4-template", unix.MFD_CLOEXEC)
+// makeTemplate runs mkfs on a file in memory and keeps the blocks that are not zero. It makes one template at a time,
+// because mkfs.xfs writes 64 MiB of zeros to the file.
+func (f *Formatter) makeTemplate(ctx context.Context, size int64, spec FormatSpec) (*template, error) {
+	f.memory.Lock()
+	defer f.memory.Unlock()
+	mem, err := memoryFile("trivet-template")
 	if err != nil {
-		return nil, fmt.Errorf("ext4 template: memfd_create: %w", err)
-	}
-	mem := os.NewFile(uintptr(fd), "ext4 template")
-	defer mem.Close()
-	if err := mem.Truncate(size); err != nil {
-		return nil, fmt.Errorf("ext4 template: %w", err)
-	}
-	cmd := command.Command{
-		Name: "mkfs.ext4", Args: append(ext4Args(size, false, options), inheritedPath),
-		Env: []string{"MKE2FS_CONFIG=/dev/null"}, Hold: []*os.File{mem},
-	}
-	if err := cmd.Run(ctx); err != nil {
 		return nil, err
 	}
-	return readTemplate(mem, size)
+	defer mem.Close()
+	if err := mem.Truncate(size); err != nil {
+		return nil, fmt.Errorf("template: %w", err)
+	}
+	if err := runMkfs(ctx, mem, size, spec); err != nil {
+		return nil, err
+	}
+	t, err := readTemplate(mem, size, layouts[spec.FSType])
+	if err == nil && t.size() > maxTemplateSize {
+		err = fmt.Errorf("template of %d bytes: %w", t.size(), errUnsuitable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
-// readTemplate reads the blocks of an ext4 of size bytes that are not zero.
-func readTemplate(f *os.File, size int64) (*template, error) {
+// memoryFile creates a file in memory that cannot be executed. Linux before 6.3 does not know MFD_NOEXEC_SEAL.
+func memoryFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// readTemplate reads a filesystem that mkfs has just created on a file of size bytes. The error is errUnsuitable if a
+// UUID of the filesystem is in a place that the layout does not know.
+func readTemplate(f *os.File, size int64, l layout) (*template, error) {
 	t := &template{}
-	zeros := make([]byte, blockSize)
-	for at := int64(0); at < size; {
-		start, end, err := sys.NextData(f, at, size)
-		if err != nil {
-			return nil, fmt.Errorf("ext4 template: %w", err)
+	primary, err := t.readBlocks(f, size, l)
+	if err != nil {
+		return nil, err
+	}
+	super := primary.data[l.super-primary.offset:]
+	t.extents, t.identities = append(t.extents, primary), l.identities(super)
+	for i := range t.extents {
+		if err := t.extents[i].findStructures(t.identities, super, l); err != nil {
+			return nil, err
 		}
-		for at = start; at < end; at += blockSize {
-			block := make([]byte, min(blockSize, size-at))
-			if _, err := f.ReadAt(block, at); err != nil && !errors.Is(err, io.EOF) {
-				return nil, fmt.Errorf("ext4 template: %w", err)
-			}
-			if !bytes.Equal(block, zeros[:len(block)]) {
+	}
+	return t, nil
+}
+
+// readBlocks reads the blocks that are not zero. It returns the block with the primary superblock, and adds the other
+// blocks to the template.
+func (t *template) readBlocks(f *os.File, size int64, l layout) (primary extent, err error) {
+	buf, zeros := make([]byte, 16*l.unit), make([]byte, l.unit)
+	for at := int64(0); at < size; {
+		start, _, err := sys.NextData(f, at, size)
+		if err != nil {
+			return primary, fmt.Errorf("template: %w", err)
+		}
+		if start == size {
+			break
+		}
+		at = start - start%int64(l.unit)
+		read := buf[:min(int64(len(buf)), size-at)]
+		if _, err := f.ReadAt(read, at); err != nil {
+			return primary, fmt.Errorf("template: %w", err)
+		}
+		for ; len(read) > 0; at += int64(l.unit) {
+			block := read[:min(l.unit, len(read))]
+			read = read[len(block):]
+			switch {
+			case at <= l.super && l.super < at+int64(l.unit):
+				primary = extent{offset: at, data: bytes.Clone(block)}
+			case !bytes.Equal(block, zeros[:len(block)]):
 				t.add(at, block)
 			}
 		}
 	}
-	if t.first == nil || !superblockFormats["ext4"].isIn(t.first[extSuperOffset:]) {
-		return nil, fmt.Errorf("ext4 template: mkfs.ext4 wrote no superblock: %w", ErrNoFS)
+	if primary.data == nil {
+		return primary, fmt.Errorf("mkfs wrote no superblock: %w", ErrNoFS)
 	}
-	t.backups = slices.DeleteFunc(backupsOf(size), func(offset int64) bool { return t.super(offset) == nil })
-	return t, nil
+	return primary, nil
 }
 
-// size returns the memory of the template in bytes.
-func (t *template) size() int {
-	size := len(t.first)
-	for _, e := range t.extents {
-		size += len(e.data)
-	}
-	return size
-}
-
-// add adds a block of the filesystem that is not zero. The offsets must increase.
+// add adds a block of the filesystem. The offsets must increase.
 func (t *template) add(offset int64, block []byte) {
-	if offset == 0 {
-		t.first = block
-		return
-	}
 	if n := len(t.extents); n > 0 {
 		if last := &t.extents[n-1]; last.offset+int64(len(last.data)) == offset {
 			last.data = append(last.data, block...)
 			return
 		}
 	}
-	t.extents = append(t.extents, extent{offset, block})
+	t.extents = append(t.extents, extent{offset: offset, data: bytes.Clone(block)})
 }
 
-// backupsOf returns the offsets of backup superblocks in an ext4 of a size. They are in group 1 and in the
-// groups that are powers of 3, 5 and 7 (sparse_super).
-func backupsOf(size int64) []int64 {
-	groups := (size/blockSize + blocksPerGroup - 1) / blocksPerGroup
-	var offsets []int64
-	add := func(group int64) {
-		if group < groups {
-			offsets = append(offsets, group*blocksPerGroup*blockSize)
-		}
-	}
-	add(1)
-	for _, base := range []int64{3, 5, 7} {
-		for group := base; group < groups; group *= base {
-			add(group)
-		}
-	}
-	return offsets
-}
-
-// super returns the superblock at an offset, or nil if the template has no superblock at it.
-func (t *template) super(offset int64) []byte {
+// size returns the size of the blocks in bytes.
+func (t *template) size() (size int) {
 	for _, e := range t.extents {
-		if in := offset - e.offset; in >= 0 && in+extSuperSize <= int64(len(e.data)) {
-			if super := e.data[in : in+extSuperSize]; superblockFormats["ext4"].isIn(super) {
-				return super
-			}
+		size += len(e.data)
+	}
+	return size
+}
+
+// write copies the template to a blank image, with new UUIDs. It writes the primary superblock last; half is the crash
+// point before that.
+func (t *template) write(image *os.File, half crashpoint.Point) error {
+	ids := make([]uuid.UUID, len(t.identities))
+	for i := range ids {
+		ids[i] = uuid.New()
+	}
+	for i, e := range t.extents {
+		if i == len(t.extents)-1 {
+			crashpoint.Here(half)
+		}
+		if _, err := image.WriteAt(e.with(ids), e.offset); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// write copies the template to a blank image, with a new UUID and hash seed. It writes the primary
-// superblock last.
-func (t *template) write(image *os.File) error {
-	id, seed := uuid.New(), make([]byte, 16)
-	_, _ = rand.Read(seed) // never fails (crypto/rand)
-	for _, e := range t.extents {
-		if _, err := image.WriteAt(e.data, e.offset); err != nil {
-			return err
-		}
+// with returns the data of an extent with other identities.
+func (e extent) with(ids []uuid.UUID) []byte {
+	if len(e.structures) == 0 {
+		return e.data
 	}
-	for _, offset := range t.backups {
-		if _, err := image.WriteAt(setIdentity(bytes.Clone(t.super(offset)), id, seed), offset); err != nil {
-			return err
+	data := bytes.Clone(e.data)
+	for _, s := range e.structures {
+		for _, p := range s.places {
+			copy(data[p.at:], ids[p.identity][:])
 		}
+		s.seal(data[s.start:s.end])
 	}
-	crashpoint.Here(crashpoint.StageHalfFormat)
-	first := bytes.Clone(t.first)
-	setIdentity(first[extSuperOffset:extSuperOffset+extSuperSize], id, seed)
-	_, err := image.WriteAt(first, 0)
-	return err
-}
-
-// setIdentity puts a UUID and a hash seed into a superblock and updates its checksum. The checksum is the
-// CRC-32C of the bytes before it, with an initial value of all ones and without the final inversion.
-func setIdentity(super []byte, id uuid.UUID, seed []byte) []byte {
-	copy(super[superUUID:], id[:])
-	copy(super[superHashSeed:], seed)
-	sum := ^crc32.Checksum(super[:superChecksum], castagnoli)
-	binary.LittleEndian.PutUint32(super[superChecksum:], sum)
-	return super
+	return data
 }

@@ -39,7 +39,7 @@ var inlineRows = []struct {
 	points     []crashpoint.Point
 }{
 	{publish, inlineImage, []crashpoint.Point{
-		crashpoint.CreateReserved, crashpoint.CreateCommitted, crashpoint.StageHalfFormat, crashpoint.StageFormatted,
+		crashpoint.CreateReserved, crashpoint.CreateHalfFormat, crashpoint.CreateCommitted,
 		crashpoint.StageAttached, crashpoint.StageMounted, crashpoint.StageDone, crashpoint.PublishDone,
 	}},
 	{publish, inlineMemory, []crashpoint.Point{crashpoint.PublishTarget, crashpoint.StageMounted, crashpoint.PublishDone}},

@@ -24,9 +24,10 @@ var (
 	formats   = images("ext4", "xfs")
 )
 
-// nodeLocal contains the points of quotas, disks and volume groups, which volumes on an export do not reach.
+// nodeLocal contains the points of quotas, disks, volume groups and images that are formatted when they are created, which volumes on
+// an export do not reach.
 var nodeLocal = []crashpoint.Point{
-	crashpoint.CreateZeroed, crashpoint.GrowZeroed, crashpoint.GrowFreed, crashpoint.CreateLimited, crashpoint.ReapRemoved,
+	crashpoint.CreateHalfFormat, crashpoint.CreateZeroed, crashpoint.GrowZeroed, crashpoint.GrowFreed, crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 	crashpoint.ReceiveSynced, crashpoint.ReceiveRecorded, crashpoint.ReceiveMade, crashpoint.ReceiveMoved, crashpoint.ReceiveAbandoned,
 }

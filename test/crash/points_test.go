@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // row describes a call during which the driver reaches a crash point, for some kinds of volume.
@@ -27,6 +29,8 @@ type row struct {
 	// frozen means that snapshots are taken with consistency frozen, and group that each snapshot is
 	// a group snapshot of two volumes.
 	frozen, group bool
+	// size is the requested size of the volume in bytes; 0 means the size of the kind.
+	size int64
 	// restored means that the volume is restored from a snapshot.
 	restored bool
 	// pool is the filesystem of the pool; if it is empty, the pool is that of the kind's target.
@@ -47,12 +51,27 @@ func at(r row, points ...crashpoint.Point) (rows []row) {
 	return rows
 }
 
+// formattedLate returns rows for the images of each filesystem that are formatted when they are staged, because their class has
+// options of mkfs.
+func formattedLate(r row, points ...crashpoint.Point) (rows []row) {
+	for fsType, options := range map[string]string{"ext4": "-m 1", "xfs": "-i maxpct=20", "btrfs": "-d single"} {
+		r.kinds, r.class = images(fsType), map[string]string{volume.ParamMkfsOptions: options}
+		if fsType == "btrfs" { // the smallest size for options (blockdev.CheckOptions)
+			r.size = 512 << 20
+		}
+		rows = append(rows, at(r, points...)...)
+	}
+	return rows
+}
+
 // rows contains the rows without snapshots.
 var rows = slices.Concat(
 	at(row{call: create, kinds: onePerTarget}, crashpoint.CreateReserved, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
 	at(row{call: create, kinds: ext4}, crashpoint.CreateImage, crashpoint.CreateDone),
 	at(row{call: create, kinds: raw}, crashpoint.CreateCommitted),
-	at(row{call: create, kinds: ext4, thick: true}, crashpoint.CreateImage),
+	at(row{call: create, kinds: filesystemImages}, crashpoint.CreateHalfFormat),
+	at(row{call: create, kinds: images("xfs", "btrfs")}, crashpoint.CreateImage, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: ext4, thick: true}, crashpoint.CreateHalfFormat, crashpoint.CreateImage),
 	at(row{call: create, kinds: limited}, crashpoint.CreateLimited),
 	at(row{call: create, kinds: limited, class: inSubDir},
 		crashpoint.CreateLimited, crashpoint.CreatePlaced, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
@@ -63,11 +82,10 @@ var rows = slices.Concat(
 
 	at(row{call: stage, kinds: ext4AndRaw}, crashpoint.StageLocked, crashpoint.StageBound),
 	at(row{call: stage, kinds: ext4AndRaw, thick: true}, crashpoint.StageBound),
-	at(row{call: stage, kinds: filesystemImages},
-		crashpoint.StageFormatting, crashpoint.StageHalfFormat, crashpoint.StageFormatted, crashpoint.StageMarked, crashpoint.StageMounted),
+	at(row{call: stage, kinds: filesystemImages}, crashpoint.StageMounted),
+	formattedLate(row{call: stage}, crashpoint.StageFormatting, crashpoint.StageHalfFormat, crashpoint.StageFormatted, crashpoint.StageMarked, crashpoint.StageMounted),
 	at(row{call: stage, kinds: images("ext4", "xfs", rawDevice)}, crashpoint.StageAttached, crashpoint.StageDone),
-	at(row{call: stage, kinds: ext4, thick: true}, crashpoint.StageHalfFormat),
-	at(row{call: stage, kinds: images("xfs"), thick: true}, crashpoint.StageFormatted),
+	formattedLate(row{call: stage, thick: true}, crashpoint.StageHalfFormat, crashpoint.StageFormatted),
 	at(row{call: stage, kinds: images("xfs"), used: true}, crashpoint.StageLocked, crashpoint.StageMounted),
 	at(row{call: stage, kinds: ext4AndRaw, used: true}, crashpoint.StageAttached, crashpoint.StageDone),
 	at(row{call: stage, kinds: onePerTarget, used: true}, crashpoint.StageMounted),
@@ -297,7 +315,7 @@ func (r row) begin(t *testing.T, h *host, k kind) *co {
 		c, err = newRestored(h, "pvc-1", k)
 	}
 	must(t, err)
-	c.thick, c.class, c.frozen = r.thick, r.class, r.frozen
+	c.thick, c.class, c.frozen, c.size = r.thick, r.class, r.frozen, cmp.Or(r.size, c.size)
 	if !r.group {
 		return c
 	}
