@@ -50,12 +50,12 @@ func configure(path string, config *unix.LoopConfig) (*os.File, error) {
 	return device, nil
 }
 
-// awaitUnbound returns when the loop device with the number is no longer bound to the image.
-func awaitUnbound(ctx context.Context, number uint32, image string) error {
+// awaitUnbound returns when the loop device is no longer bound to the image.
+func awaitUnbound(ctx context.Context, device, image string) error {
 	// The loop calls nanosleep(2), because time.Sleep takes at least a millisecond in an idle process.
 	wait := unix.Timespec{Nsec: 50_000}
 	for ctx.Err() == nil {
-		if measure.BackingFile(fmt.Sprintf("loop%d", number)) != image {
+		if measure.BackingFile(device) != image {
 			return nil // unbound, or bound to another file since
 		}
 		_ = unix.Nanosleep(&wait, nil) // after an interrupted sleep the next poll is only earlier

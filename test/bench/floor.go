@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -24,9 +26,12 @@ import (
 type floor struct {
 	ready
 	volumes, records *os.File // directories
-	templates        templates
-	// mkfs makes the floor start mkfs.ext4 for each volume instead of copying a template.
-	mkfs bool
+	// formatter copies the filesystem of a volume from a template, when the volume is created.
+	formatter *blockdev.Formatter
+	// late makes the floor copy it when the volume is staged, and mkfs makes it start mkfs.ext4 then.
+	late, mkfs bool
+	// devices contains the name of the loop device of each staged volume, by the volume's ID.
+	devices sync.Map
 	// durable makes the floor write records, and make all changes durable before it answers.
 	durable bool
 }
@@ -45,11 +50,12 @@ func (ready) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse
 
 // serveFloor runs a floor until ctx ends.
 func serveFloor(ctx context.Context, args []string) error {
-	f := &directoryFloor{floor: &floor{}}
+	f := &directoryFloor{floor: &floor{formatter: blockdev.NewFormatter()}}
 	flags := flag.NewFlagSet("bench floor", flag.ContinueOnError)
 	socket := flags.String("socket", "", "`path` of the socket")
 	dir := flags.String("dir", "", "`directory` of the volumes")
-	flags.BoolVar(&f.mkfs, "mkfs", false, "start mkfs.ext4 for each volume")
+	flags.BoolVar(&f.mkfs, "mkfs", false, "start mkfs.ext4 for each volume when it is staged")
+	flags.BoolVar(&f.late, "late", false, "copy the filesystem of a volume from a template when it is staged")
 	flags.BoolVar(&f.durable, "durable", false, "write records, and make changes durable before the answer")
 	directories := flags.Bool("directories", false, "create directories instead of images")
 	flags.BoolVar(&f.limits, "limits", false, "limit directories with btrfs simple quotas")
@@ -113,7 +119,7 @@ func openDirectory(dir, name string) (*os.File, error) {
 func (f *floor) path(id string) string { return f.volumes.Name() + "/" + id }
 
 // CreateVolume implements csi.ControllerServer.
-func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (f *floor) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	size := req.GetCapacityRange().GetRequiredBytes()
 	image, err := os.OpenFile(f.path(req.GetName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -123,7 +129,7 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 	if from := req.GetVolumeContentSource(); from != nil {
 		err = f.share(image, cmp.Or(from.GetSnapshot().GetSnapshotId(), from.GetVolume().GetVolumeId()))
 	} else {
-		err = image.Truncate(size)
+		err = f.fill(ctx, image, size, req.GetVolumeCapabilities()[0].GetMount())
 	}
 	if err != nil {
 		return nil, err
@@ -134,6 +140,23 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 		}
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
+}
+
+// fill makes a new image as large as size, and creates the filesystem of a mounted volume.
+func (f *floor) fill(ctx context.Context, image *os.File, size int64, mounted *csi.VolumeCapability_MountVolume) error {
+	if err := image.Truncate(size); err != nil || mounted == nil || f.mkfs || f.late {
+		return err
+	}
+	return f.copyTemplate(ctx, image, mounted.GetFsType())
+}
+
+// copyTemplate copies a filesystem from a template.
+func (f *floor) copyTemplate(ctx context.Context, image *os.File, fsType string) error {
+	formatted, err := f.formatter.FormatNew(ctx, image, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096})
+	if err == nil && !formatted {
+		err = fmt.Errorf("there is no template of %s", fsType)
+	}
+	return err
 }
 
 // share makes the image share the blocks of the volume or snapshot with the ID of.
@@ -209,7 +232,14 @@ func (f *floor) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeReq
 		return nil, err
 	}
 	defer image.Close()
-	if err := f.format(ctx, image); err != nil {
+	fsType := req.GetVolumeCapability().GetMount().GetFsType()
+	switch {
+	case f.mkfs:
+		err = mkfs(ctx, image.Name())
+	case f.late:
+		err = f.copyTemplate(ctx, image, fsType)
+	}
+	if err != nil {
 		return nil, err
 	}
 	loop, err := attach(ctx, image)
@@ -217,26 +247,11 @@ func (f *floor) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeReq
 		return nil, err
 	}
 	defer loop.Close()
-	if err := unix.Mount(loop.Name(), req.GetStagingTargetPath(), "ext4", 0, ""); err != nil {
+	f.devices.Store(req.GetVolumeId(), filepath.Base(loop.Name()))
+	if err := unix.Mount(loop.Name(), req.GetStagingTargetPath(), fsType, 0, ""); err != nil {
 		return nil, fmt.Errorf("mount: %w", err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
-}
-
-// format creates an ext4 in an image.
-func (f *floor) format(ctx context.Context, image *os.File) error {
-	if f.mkfs {
-		return mkfs(ctx, image.Name())
-	}
-	info, err := image.Stat()
-	if err != nil {
-		return err
-	}
-	t, err := f.templates.get(ctx, info.Size(), f.volumes.Name()+"/template")
-	if err != nil {
-		return err
-	}
-	return t.write(image)
 }
 
 // mkfs creates an ext4 with options that leave the kernel nothing to write in the background.
@@ -295,12 +310,12 @@ func (f *floor) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVol
 
 // NodeUnstageVolume implements csi.NodeServer.
 func (f *floor) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(req.GetStagingTargetPath(), &st); err != nil {
-		return nil, err
-	}
 	if err := unmount(req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
-	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, unix.Minor(st.Dev), f.path(req.GetVolumeId()))
+	device, ok := f.devices.LoadAndDelete(req.GetVolumeId())
+	if !ok {
+		return nil, fmt.Errorf("volume %s is not staged", req.GetVolumeId())
+	}
+	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, device.(string), f.path(req.GetVolumeId()))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/trivet-csi/trivet/test/markdown"
@@ -9,18 +10,15 @@ import (
 
 // goals returns a table of the goals and the results. A missed goal is no failure, because the
 // results on a busy machine say little about the driver.
-func goals(life *lifeResult, many *manyResult, start *startResult) string {
+func goals(life *lifeResult, others []*filesystemResult, many *manyResult, start *startResult) string {
 	t := markdown.Table{{"goal", "result"}}
-	ratio := func(c call, server string) string {
-		return times(life.samples.of(trivet, c.name, 1).slower(life.samples.of(server, c.name, 1))) + " ×"
-	}
 	for _, c := range []call{publish, unpublish, stats} {
-		t.Row(c.name+": at most 2 × the floor", ratio(c, floorName))
+		t.Row(c.name+": at most 2 × the floor", life.samples.ratio(c, floorName))
 	}
-	t.Row("stage of a blank ext4: at most 1.5 × the floor with a template", ratio(stage, floorName))
-	mkfs, own := life.samples.of(floorMkfs, stage.name, 1), life.samples.of(trivet, stage.name, 1)
-	t.Row("stage of a blank ext4: at least 2 × faster than the floor with mkfs", times(mkfs.slower(own))+" × faster")
-	t.Row("create: at most the floor + fsyncs", ratio(create, floorDurable))
+	for _, r := range slices.Concat([]*filesystemResult{{"ext4", life}}, others) {
+		t.Row("stage of "+r.fsType+": at most 1.2 × the floor", r.samples.ratio(stage, floorName))
+		t.Row("create of "+r.fsType+": at most 1.3 × the floor + fsyncs", r.samples.ratio(create, floorDurable))
+	}
 	life.addRates(&t)
 	t.Row("no process in create, publish, unpublish, stats, delete", life.unexpectedProcesses())
 	t.Row(fmt.Sprintf("RSS at most 40 MiB with %d published volumes", many.volumes), mebibytes(many.resident))
@@ -28,6 +26,11 @@ func goals(life *lifeResult, many *manyResult, start *startResult) string {
 		fmt.Sprintf("%s; %s after the filesystem is mounted again", millis(start.warm.ready.P50()), millis(start.cold.ready.P50())))
 	t.Row(fmt.Sprintf("a ListVolumes page of %d in at most 20 ms", pageSize), millis(start.pages.P50()))
 	return "### Goals and results\n\n" + t.Text(false)
+}
+
+// ratio returns the ratio of the driver's time to that of a server, for one caller.
+func (all samples) ratio(c call, server string) string {
+	return times(all.of(trivet, c.name, 1).slower(all.of(server, c.name, 1))) + " ×"
 }
 
 // addRates compares the rates with many callers. The ratio to the floor without fsyncs includes

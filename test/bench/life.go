@@ -102,7 +102,7 @@ type floorKind struct {
 	calls []call   // that are measured
 }
 
-// imageFloors are the floors of images with ext4.
+// imageFloors are the floors of images with ext4. floorMkfs does in stage what the other floors do in create.
 var imageFloors = []floorKind{
 	{floorName, nil, life},
 	{floorMkfs, []string{"--mkfs"}, []call{create, stage, unstage, remove}},
@@ -187,7 +187,7 @@ func (c *contender) turn(ctx context.Context, callers []*client, which call, vol
 // String returns tables that compare each call with the floors.
 func (r *lifeResult) String() string {
 	return fmt.Sprintf("%d volumes of 1 GiB ext4, %d passes, servers in turns; times in µs; CPU is the server's, user and system, per call.\n", r.volumes, r.passes) +
-		"\"floor\" only makes the system calls and copies its ext4 from a template; \"floor + fsyncs\" also makes its changes durable; \"floor: mkfs\" starts mkfs.ext4 for each volume.\n\n" +
+		"\"floor\" only makes the system calls, and copies the ext4 from a template when a volume is created; \"floor + fsyncs\" also makes its changes durable; \"floor: mkfs\" starts mkfs.ext4 when a volume is staged.\n\n" +
 		r.tables("###")
 }
 

@@ -242,9 +242,11 @@ func printManager(ctx context.Context, g *testbed, o options, out io.Writer) {
 func printImages(ctx context.Context, g *testbed, o options, out io.Writer) {
 	life := measureLife(ctx, g, o)
 	fmt.Fprintln(out, life)
+	others := measureFilesystems(ctx, g, o)
+	fmt.Fprintln(out, filesystemTable(others))
 	many := measureMany(ctx, g, o)
 	fmt.Fprintln(out, many)
 	start := measureStart(ctx, g, o)
 	fmt.Fprintln(out, start)
-	fmt.Fprintln(out, goals(life, many, start))
+	fmt.Fprintln(out, goals(life, others, many, start))
 }

@@ -32,7 +32,7 @@ func measureNFS(ctx context.Context, g *testbed, o options) *nfsResult {
 	measure.Must(os.Mkdir(g.poolPath(trivet), 0o755))
 	driver := startTrivet(ctx, g, o.binary, trivet, classOf(targets.Volume("images-nfs", "ext4"), gib))
 	mounters := startMounters(ctx, g)
-	floors := startFloors(ctx, g, driver.class, []floorKind{{floorName, nil, life}})
+	floors := startFloors(ctx, g, driver.class, []floorKind{{floorName, []string{"--late"}, life}}) // images on exports are formatted when they are staged
 	directoryDriver := *driver
 	directoryDriver.class, directoryDriver.calls = mounters[0].class, mounters[0].calls
 	return &nfsResult{
