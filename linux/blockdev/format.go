@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/lru"
@@ -96,11 +96,19 @@ func checkFit(fsType, option, value string, size int64) error {
 type Formatter struct {
 	making    singleflight.Group // calls of makeTemplate, by the key in templates
 	templates *lru.Cache         // of *template; nil for filesystems of which none can be made
-	memory    sync.Mutex         // held while makeTemplate has a file in memory
+	// turns are held while makeTemplate has a file in memory, by the type of filesystem: if mkfs of one type hangs, the
+	// templates of the others are still made.
+	turns map[string]*semaphore.Weighted
 }
 
 // NewFormatter returns a formatter with an empty template cache.
-func NewFormatter() *Formatter { return &Formatter{templates: lru.New(maxTemplates)} }
+func NewFormatter() *Formatter {
+	f := &Formatter{templates: lru.New(maxTemplates), turns: map[string]*semaphore.Weighted{}}
+	for fsType := range layouts {
+		f.turns[fsType] = semaphore.NewWeighted(1)
+	}
+	return f
+}
 
 // FormatSpec describes the filesystem to create.
 type FormatSpec struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,9 @@ const (
 	// 4.2 MiB for 16 GiB, most of it for later growth (the resize inode). Those of the others have less than 1 MiB.
 	maxTemplates    = 8
 	maxTemplateSize = 5 * mib
+	// maxTemplateTime limits mkfs, because mkfs.btrfs reads the backing file of every device in the mount table, and one of
+	// them may be on a server that does not answer.
+	maxTemplateTime = 20 * time.Second
 )
 
 // errUnsuitable means that no template can be made of a filesystem that mkfs has created.
@@ -44,9 +48,9 @@ type extent struct {
 }
 
 // template returns the template for a filesystem of size bytes; nil if there is none. If the cache has none, it
-// creates one with mkfs.
+// creates one with mkfs. It returns nil early enough that half of the time until the deadline of ctx is left.
 func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *template {
-	if spec.Stale || size > maxTemplateDevice {
+	if f.turns[spec.FSType] == nil || spec.Stale || size > maxTemplateDevice {
 		return nil
 	}
 	key := fmt.Sprintf("%s %d %d %q", spec.FSType, size, spec.SectorSize, spec.Options)
@@ -55,15 +59,19 @@ func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *
 	}
 	// Callers with the same key share one mkfs, which must not end with the context of the first caller.
 	made := f.making.DoChan(key, func() (any, error) {
-		t, err := f.makeTemplate(context.WithoutCancel(ctx), size, spec)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxTemplateTime)
+		defer cancel()
+		t, err := f.makeTemplate(ctx, size, spec)
 		if err == nil || errors.Is(err, errUnsuitable) {
 			f.templates.Add(key, t)
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("A filesystem is created with mkfs, because there is no template", "filesystem", spec.FSType, "bytes", size, "reason", err)
+			klog.FromContext(ctx).Info("No template of this filesystem", "filesystem", spec.FSType, "bytes", size, "reason", err)
 		}
 		return t, nil
 	})
+	ctx, cancel := context.WithTimeout(ctx, templateTime(ctx))
+	defer cancel()
 	select {
 	case <-ctx.Done():
 		return nil
@@ -72,11 +80,22 @@ func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *
 	}
 }
 
-// makeTemplate runs mkfs on a file in memory and keeps the blocks that are not zero. It makes one template at a time,
-// because mkfs.xfs writes 64 MiB of zeros to the file.
+// templateTime returns the time for which a call waits for a template: at most half of the time until its deadline.
+func templateTime(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(maxTemplateTime, time.Until(deadline)/2)
+	}
+	return maxTemplateTime
+}
+
+// makeTemplate runs mkfs on a file in memory and keeps the blocks that are not zero. It makes one template of a type at a
+// time, because mkfs.xfs writes 64 MiB of zeros to the file.
 func (f *Formatter) makeTemplate(ctx context.Context, size int64, spec FormatSpec) (*template, error) {
-	f.memory.Lock()
-	defer f.memory.Unlock()
+	turn := f.turns[spec.FSType]
+	if err := turn.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("waiting for another template: %w", err)
+	}
+	defer turn.Release(1)
 	mem, err := memoryFile("trivet-template")
 	if err != nil {
 		return nil, err
@@ -124,6 +143,7 @@ func readTemplate(f *os.File, size int64, l layout) (*template, error) {
 		if err := t.extents[i].findStructures(t.identities, super, l); err != nil {
 			return nil, err
 		}
+		t.extents[i].data = bytes.Clone(t.extents[i].data) // without the spare capacity of append
 	}
 	return t, nil
 }

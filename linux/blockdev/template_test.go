@@ -1,11 +1,13 @@
 package blockdev_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -167,5 +169,29 @@ func TestNoTemplate(t *testing.T) {
 			}
 			must(t, blockdev.RequireBlank(f))
 		})
+	}
+}
+
+// TestHangingMkfs: if mkfs of one type hangs, a call returns without a template before its deadline, and the templates of the
+// other types are still made.
+func TestHangingMkfs(t *testing.T) {
+	bin := t.TempDir()
+	fifo := filepath.Join(bin, "release")
+	must(t, unix.Mkfifo(fifo, 0o600))
+	release, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	must(t, err)
+	defer release.Close() // ends mkfs.btrfs
+	must(t, os.WriteFile(filepath.Join(bin, "mkfs.btrfs"), []byte("#!/bin/sh\nread word <"+fifo+"\nexit 1\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+
+	formatter := blockdev.NewFormatter()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	formatted, err := formatter.FormatNew(ctx, newImage(t, gib), blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096})
+	if formatted || err != nil || ctx.Err() != nil {
+		t.Errorf("got %t, %v with the context %v, want no template before the deadline", formatted, err, ctx.Err())
+	}
+	for _, fsType := range []string{"ext4", "xfs"} {
+		formatNew(t, formatter, gib, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096})
 	}
 }
