@@ -188,6 +188,10 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 		return nil, err
 	}
 	if size > v.Capacity {
+		// The call that enlarged the image may have been killed before it made the size durable.
+		if err := image.Sync(); err != nil {
+			return nil, err
+		}
 		if err := p.RaiseCapacity(ctx, v, size); err != nil {
 			return nil, err
 		}

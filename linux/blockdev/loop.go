@@ -63,7 +63,7 @@ func readLoop(number int, file string) (string, error) { return readText(sysLoop
 // AttachLoop binds an open image to a free loop device and returns the open device, which stays bound at
 // least until Close. The device uses direct I/O if the image supports direct I/O in sectors of
 // c.SectorSize (see directIOAlign). While the device is bound, the kernel keeps the open file of the
-// image and any flock(2) on it.
+// image and any flock(2) on it. AttachLoop does not make the image durable.
 func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	if len(c.Tag) > maxTag {
 		return nil, fmt.Errorf("loop device: the tag has %d bytes, at most %d are possible", len(c.Tag), maxTag)
