@@ -87,7 +87,7 @@ func TestCheckDamaged(t *testing.T) {
 			if health := s.health(t); slices.ContainsFunc(health, damaged) {
 				t.Errorf("got health %v of the repaired filesystem, want no FilesystemDamaged", health)
 			}
-			s.awaitEmptyTrash(t) // the temporary snapshots
+			s.awaitEmptyTrash(t)  // the temporary snapshots
 			const slack = 1 << 20 // the result of the check, and the extents of the image, use a few blocks of the pool
 			if now := s.capacity(t); now < room-slack || now > room+slack {
 				t.Errorf("got a capacity of %d after the checks, want %d", now, room)

@@ -206,6 +206,9 @@ func TestFormattedAtCreation(t *testing.T) {
 			must(t, s.create(t, fmt.Sprintf("%s-%s-%d", fsType, allocation, len(uuids)), gib, map[string]string{"allocation": allocation}))
 			must(t, testenv.Fsck(fsType, s.image()))
 			s.wantAllocated(t, allocation == "thick", gib)
+			if n := s.allocated(t); allocation == "thin" && n > 5<<20 {
+				t.Errorf("%s: a new thin image has %d allocated bytes, want at most 5 MiB", fsType, n)
+			}
 			uuids[testenv.Run(t, "blkid", "-p", "-o", "value", "-s", "UUID", s.image())] = true
 			folder := filepath.Dir(s.image())
 			before, err := os.Stat(folder)
@@ -399,19 +402,56 @@ func (s *subject) awaitEmptyTrash(t *testing.T) {
 // the larger size. The delete frees all of it.
 func TestInterruptedGrowth(t *testing.T) {
 	s := start(t, "8G")
-	s.setKind("xfs") // to grow an ext4 needs CAP_SYS_RESOURCE, which tests may lack
-	before := s.capacity(t)
-	must(t, s.create(t, "grown", gib, nil))
-	must(t, os.Truncate(s.image(), 3*gib))
-	must(t, s.stage(t.Context()))
-	if after := s.capacity(t); after != before-3*gib {
-		t.Errorf("capacity after stage: got %d, want %d", after, before-3*gib)
+	for fsType, create := range map[string]func(){
+		"ext4": func() { s.createBlank(t, "blank") }, // growth of an ext4 needs CAP_SYS_RESOURCE, which tests may lack
+		"xfs":  func() { must(t, s.create(t, "formatted", gib, nil)) },
+	} {
+		s.setKind(fsType)
+		before := s.capacity(t)
+		create()
+		must(t, os.Truncate(s.image(), 3*gib))
+		must(t, s.stage(t.Context()))
+		if after := s.capacity(t); after != before-3*gib {
+			t.Errorf("%s: capacity after stage: got %d, want %d", fsType, after, before-3*gib)
+		}
+		s.wantFilesystemSize(t, 3*gib)
+		must(t, s.unstage(t.Context()))
+		s.mustDelete(t)
+		s.awaitEmptyTrash(t)
+		if after := s.capacity(t); after != before {
+			t.Errorf("%s: capacity after the delete: got %d, want %d as before the create", fsType, after, before)
+		}
 	}
-	must(t, s.unstage(t.Context()))
-	s.mustDelete(t)
-	s.awaitEmptyTrash(t)
-	if after := s.capacity(t); after != before {
-		t.Errorf("capacity after the delete: got %d, want %d as before the create", after, before)
+}
+
+// TestGrowthBeforeStage: the first stage grows the filesystem of a volume that was expanded before.
+func TestGrowthBeforeStage(t *testing.T) {
+	testenv.RequireRoot(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			if fsType == "ext4" {
+				testenv.Require(t, "ext4-growth")
+			}
+			s := start(t, "8G")
+			s.setKind(fsType)
+			must(t, s.create(t, "expanded", gib, nil))
+			must(t, s.expand(t.Context(), 3*gib))
+			must(t, s.stage(t.Context()))
+			s.wantFilesystemSize(t, 3*gib)
+			must(t, s.unstage(t.Context()))
+			must(t, testenv.Fsck(fsType, s.image()))
+			s.mustDelete(t)
+		})
+	}
+}
+
+// wantFilesystemSize fails the test unless the staged filesystem has a size, of which up to 5 % are metadata.
+func (s *subject) wantFilesystemSize(t *testing.T, size uint64) {
+	t.Helper()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(s.staging, &st))
+	if got := st.Blocks * uint64(st.Bsize); got < size/20*19 || got > size {
+		t.Errorf("got a filesystem of %d bytes, want %d", got, size)
 	}
 }
 
@@ -490,11 +530,19 @@ func TestThick(t *testing.T) {
 // wantAllocated fails the test unless the image has a size, and all its blocks are allocated or not.
 func (s *subject) wantAllocated(t *testing.T, all bool, size int64) {
 	t.Helper()
+	info, err := os.Stat(s.image())
+	must(t, err)
+	if n := s.allocated(t); info.Size() != size || (n >= size) != all {
+		t.Errorf("image: got %d bytes, %d allocated; want %d bytes, all allocated: %t", info.Size(), n, size, all)
+	}
+}
+
+// allocated returns the allocated bytes of the image.
+func (s *subject) allocated(t *testing.T) int64 {
+	t.Helper()
 	var st unix.Stat_t
 	must(t, unix.Stat(s.image(), &st))
-	if st.Size != size || (st.Blocks*512 >= size) != all {
-		t.Errorf("image: got %d bytes, %d allocated; want %d bytes, all allocated: %t", st.Size, st.Blocks*512, size, all)
-	}
+	return st.Blocks * 512
 }
 
 // fitrim is FITRIM, _IOWR('X', 121, struct fstrim_range) (linux/fs.h).
