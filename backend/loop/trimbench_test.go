@@ -3,6 +3,7 @@ package loop_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
@@ -33,22 +34,18 @@ func BenchmarkTrim(b *testing.B) {
 			r := newRequests(b, quiet.staging)
 			for b.Loop() {
 				b.ReportMetric(fillAndEmpty(b, s.staging, image), "MiB-full")
-				ctx, ended := context.WithCancel(b.Context())
-				go func() {
-					defer ended()
-					if result := s.Trim(b, driver.TrimRequest{Volumes: []string{s.id}})[0]; result.Problem != "" {
-						b.Error(result.Problem)
-					}
-				}()
-				duringSync, duringRead := r.until(ctx, b)
+				r.compare(b, func() { s.trim(b) })
 				b.ReportMetric(allocatedMiB(b, image), "MiB-left")
-				ctx, ended = context.WithTimeout(b.Context(), 20*time.Second)
-				afterSync, afterRead := r.until(ctx, b)
-				ended()
-				b.ReportMetric(duringSync/afterSync, "x-sync-p99")
-				b.ReportMetric(duringRead/afterRead, "x-read-p99")
 			}
 		})
+	}
+}
+
+// trim trims the volume.
+func (s *subject) trim(b *testing.B) {
+	b.Helper()
+	if result := s.Trim(b, driver.TrimRequest{Volumes: []string{s.id}})[0]; result.Problem != "" {
+		b.Error(result.Problem)
 	}
 }
 
@@ -63,17 +60,23 @@ func (s *subject) stageNew(b *testing.B, name string, size int64) {
 	})
 }
 
-// fillAndEmpty fills 5 GiB of a filesystem and removes the files. It returns the allocated space of the image when they existed.
-func fillAndEmpty(b *testing.B, dir, image string) (fullMiB float64) {
+// writeRandom writes files of 256 MiB to a filesystem.
+func writeRandom(b *testing.B, dir string, n int) (files []string) {
 	b.Helper()
 	content := make([]byte, 256<<20)
 	_, _ = rand.Read(content)
-	var files []string
-	for i := range 20 {
+	for i := range n {
 		files = append(files, filepath.Join(dir, strconv.Itoa(i)))
 		must(b, os.WriteFile(files[i], content, 0o600))
 	}
 	testenv.Run(b, "sync", "-f", dir)
+	return files
+}
+
+// fillAndEmpty fills 5 GiB of a filesystem and removes the files. It returns the allocated space of the image when they existed.
+func fillAndEmpty(b *testing.B, dir, image string) (fullMiB float64) {
+	b.Helper()
+	files := writeRandom(b, dir, 20)
 	fullMiB = allocatedMiB(b, image)
 	for _, file := range files {
 		must(b, os.Remove(file))
@@ -113,21 +116,54 @@ func newRequests(b *testing.B, dir string) *requests {
 	return &requests{file, memory}
 }
 
-// until writes and reads 4 KiB at random places in turn until ctx ends. It returns the p99 of the synchronous writes and of the reads
-// in seconds.
-func (r *requests) until(ctx context.Context, b *testing.B) (syncP99, readP99 float64) {
+// compare makes requests while task runs, and for 20 s after that. It reports the p99 of those during the task divided by that of the
+// others.
+func (r *requests) compare(b *testing.B, task func()) {
 	b.Helper()
+	began := time.Now()
+	during := r.during(b, task)
+	took := time.Since(began)
+	after := r.during(b, func() { time.Sleep(20 * time.Second) })
+	b.Logf("task of %v: sync p99 %.2f ms, after it %.2f ms, read p99 %.2f ms, after it %.2f ms",
+		took.Round(time.Second), 1000*during.sync, 1000*after.sync, 1000*during.read, 1000*after.read)
+	b.ReportMetric(during.sync/after.sync, "x-sync-p99")
+	b.ReportMetric(during.read/after.read, "x-read-p99")
+}
+
+// p99 is the p99 of synchronous writes and of reads in seconds.
+type p99 struct {
+	sync, read float64
+	err        error // of a request
+}
+
+// during makes requests while task runs.
+func (r *requests) during(b *testing.B, task func()) p99 {
+	b.Helper()
+	ctx, end := context.WithCancel(b.Context())
+	defer end()
+	result := make(chan p99, 1)
+	go func() { result <- r.until(ctx) }()
+	task()
+	end()
+	got := <-result
+	must(b, got.err)
+	return got
+}
+
+// until writes and reads 4 KiB at random places in turn until ctx ends.
+func (r *requests) until(ctx context.Context) p99 {
 	var syncs, reads measure.Durations
 	for ctx.Err() == nil {
 		at := mathrand.Int64N(256<<20/4096) * 4096
 		began := time.Now()
-		_, err := r.file.WriteAt(r.memory, at)
+		_, writeErr := r.file.WriteAt(r.memory, at)
 		written := time.Now()
-		must(b, err)
-		_, err = r.file.ReadAt(r.memory, at)
-		must(b, err)
+		_, readErr := r.file.ReadAt(r.memory, at)
+		if err := errors.Join(writeErr, readErr); err != nil {
+			return p99{err: err}
+		}
 		syncs.Add(written.Sub(began))
 		reads.Add(time.Since(written))
 	}
-	return syncs.At(99).Seconds(), reads.At(99).Seconds()
+	return p99{sync: syncs.At(99).Seconds(), read: reads.At(99).Seconds()}
 }
