@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -117,6 +118,9 @@ func (l *life) run() (call string, err error) {
 	return "", nil
 }
 
+// mode is the mode of directories. Without FSETID, chmod(2) omits the set-group-ID bit, and does not fail.
+const mode = 0o2750
+
 // create creates a volume. Directories get an owner, as in a class with uid, gid and mode.
 func (l *life) create(ctx context.Context, name string, source *csi.VolumeContentSource) error {
 	req := &csi.CreateVolumeRequest{
@@ -124,7 +128,7 @@ func (l *life) create(ctx context.Context, name string, source *csi.VolumeConten
 		Parameters: l.s.kind.Parameters("pool", l.s.target), VolumeCapabilities: []*csi.VolumeCapability{l.capability()},
 	}
 	if l.s.kind.Has(backendtest.Placed) {
-		maps.Copy(req.Parameters, map[string]string{"uid": "1000", "gid": "2000", "mode": "0750"})
+		maps.Copy(req.Parameters, map[string]string{"uid": "1000", "gid": "2000", "mode": strconv.FormatInt(mode, 8)})
 	}
 	if l.s.limited() {
 		req.Parameters["iopsRead"] = "100"
@@ -169,7 +173,7 @@ func (l *life) publish(ctx context.Context) error {
 }
 
 // write writes to the volume: to a directory, files of all types, owners, modes and attributes, because the driver copies
-// them. It fails if the mount is not visible on the node.
+// them. It fails if the mount is not visible on the node, or if a directory has another mode.
 func (l *life) write(context.Context) error {
 	if l.s.kind.Block() {
 		info, err := os.Stat(l.target())
@@ -192,6 +196,9 @@ func (l *life) write(context.Context) error {
 	}
 	if above.Dev == at.Dev {
 		return fmt.Errorf("%s is not a mount point", l.target())
+	}
+	if got := at.Mode & 0o7777; l.s.kind.Has(backendtest.Placed) && got != mode {
+		return fmt.Errorf("%s: got mode %o, want %o", l.target(), got, mode)
 	}
 	if !l.s.kind.Has(backendtest.Directory) {
 		return os.WriteFile(filepath.Join(l.target(), "file"), []byte("content"), 0o600)
