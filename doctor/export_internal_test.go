@@ -67,6 +67,18 @@ func TestJudgeExport(t *testing.T) {
 		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belong to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 
+		"files of root":          {judgeRoot("n", 0, nil), OK, "belong to root"},
+		"root has another name":  {judgeRoot("n", 65534, nil), Failure, "belong to 65534"},
+		"root cannot create":     {judgeRoot("n", 0, syscall.EACCES), Failure, "denied"},
+		"no gssd":                {judgeKerberos("n", kerberos{sure: true}), Failure, "rpc.gssd does not run"},
+		"gssd in a container":    {judgeKerberos("n", kerberos{keytab: syscall.ENOENT}), Skipped, "cannot see"},
+		"gssd without keytab":    {judgeKerberos("n", kerberos{gssd: true, sure: true, keytab: syscall.ENOENT}), Warning, "rpc.gssd runs; no such file"},
+		"gssd and keytab":        {judgeKerberos("n", kerberos{gssd: true, sure: true}), OK, "/etc/krb5.keytab exists"},
+		"mount without module":   {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrKerberosRefused)), Failure, "rpcsec_gss_krb5"},
+		"mount with krb5p":       {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrPrivacy)), Failure, "krb5p"},
+		"mount without gssd":     {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrNoGSSD)), Failure, "rpc.gssd"},
+		"mount without a ticket": {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrKerberos)), Failure, "ticket"},
+
 		"new pool":                     {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
 		"pool with nfs.init still set": {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
 		"rename":                       {judgeRename("n", nil), OK, "renamed"},

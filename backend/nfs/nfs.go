@@ -82,8 +82,9 @@ func explain(p *pool.Pool, err error) error {
 	return err
 }
 
-// squashed is the remedy for an error that a server causes by mapping root to another user.
-const squashed = "the server maps this node's root to another user: export with no_root_squash"
+// squashed is the remedy for an error that a server causes by mapping root to another user, or that a node without a
+// Kerberos ticket causes.
+const squashed = "the server maps this node's root to another user: export with no_root_squash, and with Kerberos also map the principal of the node to root on the server, or check why rpc.gssd of this node got no ticket (journalctl -u rpc-gssd)"
 
 // remedies are the kind and the remedy of an errno.
 var remedies = map[error]struct {

@@ -126,7 +126,7 @@ func ExplainWrite(pool, place string, err error) error {
 	case errors.Is(err, unix.EROFS):
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is read-only: export it with rw: %w", pool, place, err)
 	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: export it with no_root_squash: %w", pool, place, err)
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: export it with no_root_squash, and with Kerberos map the principal of the node to root, and check rpc.gssd and the ticket of this node: %w", pool, place, err)
 	}
 	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
 }
@@ -149,7 +149,7 @@ func (e *Export) Unreadable(err error) error {
 		return e.Explain(err)
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash: %w", e.Name, e.Place, err)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash, and with Kerberos map the principal of the node to root, and check rpc.gssd and the ticket of this node: %w", e.Name, e.Place, err)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
