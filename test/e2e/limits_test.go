@@ -28,9 +28,10 @@ metadata: {name: %s}
 driverName: csi.trivet.dev
 parameters: {bytesPerSecondRead: %[2]s, bytesPerSecondWrite: %[2]s}
 `, class, limit), "apply", "-f", "-")
-		t.Cleanup(func() { kubectlLast(t, "delete", "volumeattributesclass", class, "--wait=false") })
+		t.Cleanup(func() { kubectlLast(t, "delete", "volumeattributesclass", class, "--ignore-not-found", "--wait=false") })
 	}
-	startPod(t, c.ns, claimPod{name: "data", size: "128Mi"})
+	applyText(t, c.ns, claim("data", "trivet-loop", "128Mi", "")+quietPod("data", "data", "true"))
+	kubectl(t, "-n", c.ns, "wait", "pod", "data", "--for=condition=Ready", "--timeout=3m")
 	c.modify(t, noLimits)
 	if _, err := os.Stat(filepath.Join(cgroup.Root, "cgroup.controllers")); errors.Is(err, fs.ErrNotExist) {
 		c.testRefused(t)
