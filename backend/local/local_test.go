@@ -19,7 +19,7 @@ func TestContext(t *testing.T) {
 	flags := []string{"noatime", `context="system_u:object_r:container_file_t:s0:c1,c2"`}
 	err := local.Kind.Supports(v, volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: flags})
 	if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "seLinuxMount: false") || !strings.Contains(err.Error(), "seLinuxChangePolicy: Recursive") {
-		t.Errorf("got %v, want an error with both remedies", err)
+		t.Errorf("got %v, want ErrInvalid with the remedies seLinuxMount: false and seLinuxChangePolicy: Recursive", err)
 	}
 }
 

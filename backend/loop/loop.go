@@ -137,7 +137,7 @@ func (b *Backend) makeImage(ctx context.Context, p *pool.Pool, dir *os.Root, v v
 
 // formatNew creates the filesystem in the image of a new volume. The image of some volumes stays blank until it is attached: an
 // encrypted one has no container yet, one on an export is written only through its device, and some filesystems have no template.
-// Volumes with options of mkfs stay blank, because each create of a class with options that mkfs refuses would start mkfs in vain.
+// Volumes with options of mkfs stay blank: if mkfs refuses the options of a class, every create would start mkfs and fail.
 func (b *Backend) formatNew(ctx context.Context, p *pool.Pool, dir *os.Root, image *os.File, v volume.Volume) error {
 	if v.Block || v.Encryption != nil || p.Shared() || len(v.MkfsOptions) > 0 {
 		return nil

@@ -67,7 +67,7 @@ func TestUnsuitable(t *testing.T) {
 			}
 			refuses("an unknown checksum", checksum[fsType], []byte("sum"))
 			if _, err := readTemplate(f, gib, l); err != nil {
-				t.Errorf("the unchanged filesystem: got %v, want a template", err)
+				t.Errorf("readTemplate of the unchanged filesystem: got error %v, want none", err)
 			}
 		})
 	}
