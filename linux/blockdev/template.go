@@ -70,10 +70,10 @@ func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *
 		}
 		return t, nil
 	})
-	ctx, cancel := context.WithTimeout(ctx, templateTime(ctx))
+	wait, cancel := context.WithTimeout(ctx, templateTime(ctx))
 	defer cancel()
 	select {
-	case <-ctx.Done():
+	case <-wait.Done():
 		return nil
 	case r := <-made:
 		return r.Val.(*template)
