@@ -277,10 +277,18 @@ func (r *ioResult) run(ctx context.Context, g *testbed, loads []load, places []*
 	}
 }
 
-// of returns a number for each round of a load in a place, in ascending order.
-func (r *ioResult) of(l load, p *place, number func(*outcome) float64) (values []float64) {
-	for _, o := range r.outcomes[ioKey{l.name, p}] {
-		values = append(values, number(o))
+// of returns a number for each round of a load in a place in which it is known, in ascending order; nil if it is not known in more
+// than half of the rounds.
+func (r *ioResult) of(l load, p *place, number func(*outcome) float64) []float64 {
+	rounds := r.outcomes[ioKey{l.name, p}]
+	var values []float64
+	for _, o := range rounds {
+		if v := number(o); !math.IsNaN(v) {
+			values = append(values, v)
+		}
+	}
+	if 2*len(values) <= len(rounds) {
+		return nil
 	}
 	slices.Sort(values)
 	return values
@@ -300,7 +308,7 @@ func (r *ioResult) String() string {
 	for _, l := range r.loads {
 		for _, f := range append(slices.Clone(l.figures), perOperation) {
 			for _, p := range r.places {
-				if values := r.of(l, p, f.of); len(values) > 0 { // a device has no database
+				if len(r.outcomes[ioKey{l.name, p}]) > 0 { // a device has no database
 					t.Row(append([]string{l.name, p.name, f.unit}, r.cells(l, p, f)...)...)
 				}
 			}
@@ -313,14 +321,14 @@ func (r *ioResult) String() string {
 // cells returns the median, minimum and maximum of a figure, and the ratio to the floor. Cells that are not known are empty.
 func (r *ioResult) cells(l load, p *place, f figure) []string {
 	values := r.of(l, p, f.of)
-	if math.IsNaN(values[0]) { // NaN is the first in the order
+	if len(values) == 0 {
 		return []string{"", "", "", ""}
 	}
 	var cells []string
 	for _, n := range []float64{median(values), values[0], values[len(values)-1]} {
 		cells = append(cells, strconv.FormatFloat(n, 'f', f.decimals, 64))
 	}
-	if floor := r.of(l, r.places[0], f.of); math.IsNaN(floor[0]) {
+	if len(r.of(l, r.places[0], f.of)) == 0 {
 		return append(cells, "")
 	}
 	return append(cells, times(r.ratio(l, p, f.of)))

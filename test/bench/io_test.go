@@ -117,23 +117,28 @@ func TestOwnTime(t *testing.T) {
 	}
 }
 
-// TestUnknownCPU: the table has no CPU time if it is not known in a round, and no ratio if that of the floor is not known.
+// TestUnknownCPU: the table has no CPU time if it is not known in most rounds, and no ratio if that of the floor is not known.
 func TestUnknownCPU(t *testing.T) {
 	floor, volume := &place{name: "file"}, &place{name: "directory"}
 	l := load{name: "reads"}
 	r := &ioResult{places: []*place{floor, volume}, loads: []load{l}}
+	rounds := func(cpu []float64) (all []*outcome) {
+		for _, c := range cpu {
+			all = append(all, &outcome{operations: 2, cpu: c})
+		}
+		return all
+	}
+	unknown := math.NaN()
 	for _, tc := range []struct {
-		floor, volume float64
+		floor, volume []float64
 		want          []string
 	}{
-		{2, 3, []string{"1.5", "1.5", "1.5", "1.50"}},
-		{math.NaN(), 3, []string{"1.5", "1.5", "1.5", ""}},
-		{2, math.NaN(), []string{"", "", "", ""}},
+		{[]float64{2}, []float64{3}, []string{"1.5", "1.5", "1.5", "1.50"}},
+		{[]float64{2}, []float64{unknown, 3, 4}, []string{"2.0", "1.5", "2.0", "2.00"}},
+		{[]float64{unknown, 2, unknown}, []float64{3}, []string{"1.5", "1.5", "1.5", ""}},
+		{[]float64{2}, []float64{unknown, 3}, []string{"", "", "", ""}},
 	} {
-		r.outcomes = map[ioKey][]*outcome{
-			{l.name, floor}:  {{operations: 2, cpu: tc.floor}},
-			{l.name, volume}: {{operations: 2, cpu: tc.volume}},
-		}
+		r.outcomes = map[ioKey][]*outcome{{l.name, floor}: rounds(tc.floor), {l.name, volume}: rounds(tc.volume)}
 		if got := r.cells(l, volume, perOperation); !slices.Equal(got, tc.want) {
 			t.Errorf("%v µs, and %v µs in the floor: got cells %q, want %q", tc.volume, tc.floor, got, tc.want)
 		}
