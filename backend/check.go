@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -47,8 +48,8 @@ func NotFormatted(v volume.Volume) error {
 
 // CheckCopy checks the filesystem on a copy of a volume (see blockdev.CheckCopy). The error is ErrPrecondition if the copy cannot be
 // mounted together with the volume.
-func CheckCopy(ctx context.Context, device *os.File, v volume.Volume) (found string, err error) {
-	found, err = blockdev.CheckCopy(ctx, device, v.FSType)
+func CheckCopy(ctx context.Context, device *os.File, v volume.Volume, budget *background.Budget) (found string, err error) {
+	found, err = blockdev.CheckCopy(ctx, device, v.FSType, budget)
 	if errors.Is(err, blockdev.ErrForeign) {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s: %w: check it with the tools of %s while the volume is not staged", v.ID, err, v.FSType)
 	}

@@ -74,10 +74,20 @@ func (ps *Pools) Usable(id volume.ID) (*pool.Pool, error) {
 
 // Lock locks a volume against other processes until lock is closed, and reads its record.
 func (ps *Pools) Lock(ctx context.Context, id volume.ID) (p *pool.Pool, v volume.Volume, lock io.Closer, err error) {
+	return ps.lock(id, func(p *pool.Pool) (io.Closer, error) { return p.LockVolume(ctx, id.Name) })
+}
+
+// TryLock does the same as Lock without waiting: ErrPending if another call holds the lock.
+func (ps *Pools) TryLock(id volume.ID) (p *pool.Pool, v volume.Volume, lock io.Closer, err error) {
+	return ps.lock(id, func(p *pool.Pool) (io.Closer, error) { return p.TryLockVolume(id.Name) })
+}
+
+// lock locks a volume by a function, and reads its record.
+func (ps *Pools) lock(id volume.ID, take func(*pool.Pool) (io.Closer, error)) (p *pool.Pool, v volume.Volume, lock io.Closer, err error) {
 	if p, err = ps.Usable(id); err != nil {
 		return nil, v, nil, err
 	}
-	if lock, err = p.LockVolume(ctx, id.Name); err != nil {
+	if lock, err = take(p); err != nil {
 		return nil, v, nil, ps.Explain(p, err)
 	}
 	if v, err = p.ByID(id); err != nil {

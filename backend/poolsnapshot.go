@@ -279,7 +279,7 @@ func (c *SnapshotCopy) CopyDirectory(ctx context.Context, i int, from *os.File) 
 		return err
 	}
 	defer to.Close()
-	result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+	result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress, Budget: c.Pool.Background(to, from)})
 	c.Record.Snapshots[i].Bytes, c.Record.Snapshots[i].Shared = result.Bytes, result.Shared
 	return pool.CopyError(err)
 }

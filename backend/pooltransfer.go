@@ -9,10 +9,10 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/luks"
-	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -84,6 +84,7 @@ func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, b
 	t := &target{
 		partial: partial, job: j, alive: stream.Alive, before: partial.Bytes, expected: stream.Manifest().Bytes,
 	}
+	t.write = func(content []byte, at int64) (int, error) { return partial.WriteAt(ctx, content, at) }
 	t.zeroUpTo = func(offset int64) error {
 		if !partial.HasGap(offset) {
 			return nil
@@ -156,21 +157,21 @@ func ReceivedOnDevice(dir *os.Root, device *os.File, v volume.Volume, m volume.M
 const smallGap = 8 << 20
 
 // ZeroGap makes a range of a device read as zeros, between data that is received. If release is set, the device may release its
-// storage (blockdev.ZeroRange).
-func ZeroGap(ctx context.Context, device *os.File, r clone.Range, release bool) error {
+// storage (blockdev.ZeroRange). alive is called often.
+func ZeroGap(ctx context.Context, to *background.Writer, r clone.Range, release bool, alive func()) error {
 	const aligned = 4096 // to sectors, as ZeroRange requires
 	if r.Length >= smallGap && r.Offset%aligned == 0 && r.Length%aligned == 0 {
-		if err := device.Sync(); err != nil { // ZeroRange syncs too, and would not return an error of the data before the gap
+		if err := to.File.Sync(); err != nil { // ZeroRange syncs too, and would not return an error of the data before the gap
 			return err
 		}
-		return blockdev.ZeroRange(ctx, device, r.Offset, r.Offset+r.Length, release, func(int64) error { return nil })
+		return blockdev.ZeroRange(ctx, to.File, r.Offset, r.Offset+r.Length, blockdev.ZeroOptions{
+			Release: release, Budget: to.Budget, Each: alive, Progress: func(int64) error { return nil },
+		})
 	}
 	zeros := make([]byte, min(r.Length, 1<<20))
 	for end := r.Offset + r.Length; r.Offset < end; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, err := device.WriteAt(zeros[:min(int64(len(zeros)), end-r.Offset)], r.Offset)
+		alive()
+		n, err := to.Budget.WriteAt(ctx, to, zeros[:min(int64(len(zeros)), end-r.Offset)], r.Offset)
 		if err != nil {
 			return err
 		}
@@ -188,7 +189,8 @@ type target struct {
 	job     *pool.Job
 	// alive is Stream.Alive.
 	alive func()
-	// zeroUpTo is pool.Partial.ZeroUpTo, after await.
+	// write is pool.Partial.WriteAt, and zeroUpTo its ZeroUpTo, after await.
+	write    func(content []byte, at int64) (int, error)
 	zeroUpTo func(offset int64) error
 	// expected is the size of the whole content without holes, in bytes.
 	expected int64
@@ -214,7 +216,7 @@ func (t *target) WriteAt(content []byte, at int64) (int, error) {
 	if err := t.zeroUpTo(at); err != nil {
 		return 0, err
 	}
-	n, err := t.partial.WriteAt(content, at)
+	n, err := t.write(content, at)
 	t.written += int64(n)
 	t.job.Progress(t.written)
 	return n, err
@@ -234,10 +236,7 @@ func (t *target) Verified(upTo int64) error {
 	}
 	syncing := make(chan error, 1)
 	t.syncing = syncing
-	go func() {
-		sys.IdleIO()
-		syncing <- t.partial.SetVerified(upTo, bytes)
-	}()
+	go func() { syncing <- t.partial.SetVerified(upTo, bytes) }()
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"iter"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -23,6 +24,8 @@ type Transferrer interface {
 type Outgoing interface {
 	Manifest() volume.Manifest
 	io.ReaderAt
+	// Budget limits the reads of the content; nil if they are not limited. Ranges accounts for its own.
+	Budget() *background.Budget
 	// Since makes Ranges yield the differences from the content with an identity. It reports false, and changes
 	// nothing, if this node does not have that content.
 	Since(identity string) bool

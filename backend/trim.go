@@ -1,11 +1,11 @@
 package backend
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"syscall"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -14,10 +14,12 @@ import (
 type Trimmer interface {
 	// CheckTrim returns an error (ErrPrecondition) if the volume has no space to return to its pool.
 	CheckTrim(v volume.Volume) error
+	// TrimBudget returns the budget of a trim, on the disks with the space of the volume.
+	TrimBudget(v volume.Volume) (*background.Budget, error)
 	// TrimStep returns the unused space in a part of the volume's filesystem, beginning at an address. The volume cannot
 	// be unstaged, copied or expanded meanwhile. ErrPrecondition if the volume is not mounted writable on this node,
-	// ErrPending if another call is changing it.
-	TrimStep(ctx context.Context, v volume.Volume, from uint64) (blockdev.Trimmed, error)
+	// ErrPending if another call is changing it: TrimStep does not wait for that, because it runs in a piece of the budget.
+	TrimStep(v volume.Volume, from uint64) (blockdev.Trimmed, error)
 }
 
 // CheckTrimmable refuses a volume of which no kind can return space (ErrPrecondition).
@@ -36,8 +38,8 @@ func (d *Devices) CheckTrimmable(v volume.Volume) error {
 }
 
 // TrimStep implements Trimmer.
-func (d *Devices) TrimStep(ctx context.Context, v volume.Volume, from uint64) (blockdev.Trimmed, error) {
-	_, v, lock, err := d.Lock(ctx, v.ID)
+func (d *Devices) TrimStep(v volume.Volume, from uint64) (blockdev.Trimmed, error) {
+	_, v, lock, err := d.TryLock(v.ID)
 	if err != nil {
 		return blockdev.Trimmed{}, err
 	}

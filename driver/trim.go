@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -24,7 +25,9 @@ var errTrimEnds = volume.Errorf(volume.ErrUnavailable, "the trim was ended, beca
 
 // trims returns the space of deleted files to the pools: as scheduled in their configuration, and on demand. A volume is
 // trimmed in steps. Between two steps it pauses as the rate of the pool requires, and at least as long as a step took, so
-// that other I/O of the pool waits at most half of the time.
+// that other I/O of the pool waits at most half of the time. A step is a piece in the budget of the disk, in which only its time
+// counts: the bytes that it returns are not read or written. It has no idle I/O priority, because the kernel locks parts of the
+// filesystem that the volume's pods need.
 type trims struct {
 	*scheduler
 
@@ -163,16 +166,25 @@ func (t *trims) trimSteps(ctx context.Context, c trimmable, state *poolTrims) (t
 	if err != nil {
 		return 0, err
 	}
+	budget, err := c.b.TrimBudget(c.v)
+	if err != nil {
+		return 0, err
+	}
 	for at := uint64(0); ; {
-		if ctx.Err() != nil {
-			return total, context.Cause(ctx)
-		}
-		began := time.Now()
-		step, err := c.b.TrimStep(ctx, c.v, at)
-		pause := max(time.Since(began), time.Duration(float64(step.Bytes)/float64(trimming.Rate)*float64(time.Second)))
+		var step blockdev.Trimmed
+		var took time.Duration
+		err := budget.Do(ctx, func() (_ int64, err error) {
+			began := time.Now()
+			step, err = c.b.TrimStep(c.v, at)
+			took = time.Since(began)
+			return 0, err
+		})
+		pause := max(took, time.Duration(float64(step.Bytes)/float64(trimming.Rate)*float64(time.Second)))
 		switch {
 		case errors.Is(err, volume.ErrPending):
 			pause = trimBusy
+		case err != nil && errors.Is(err, ctx.Err()):
+			return total, context.Cause(ctx)
 		case err != nil:
 			return total, err
 		case step.Done:

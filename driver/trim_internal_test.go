@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -21,11 +22,14 @@ type steps struct {
 	entered chan uint64
 	results chan error
 	running atomic.Int32
+	budget  *background.Budget
 }
 
 func (*steps) CheckTrim(volume.Volume) error { return nil }
 
-func (s *steps) TrimStep(_ context.Context, _ volume.Volume, from uint64) (blockdev.Trimmed, error) {
+func (s *steps) TrimBudget(volume.Volume) (*background.Budget, error) { return s.budget, nil }
+
+func (s *steps) TrimStep(_ volume.Volume, from uint64) (blockdev.Trimmed, error) {
 	s.running.Add(1)
 	defer s.running.Add(-1)
 	s.entered <- from
@@ -138,6 +142,29 @@ func TestTrimHoldTimeout(t *testing.T) {
 	if err := <-result; !errors.Is(err, errTrimEnds) {
 		t.Errorf("got error %v, want the end of the trim", err)
 	}
+}
+
+// TestTrimTurn: a step has the turn on the disk, also if it ends because another call was changing the volume.
+func TestTrimTurn(t *testing.T) {
+	tr, s, c := newTrimTest(t)
+	disk, err := os.Open(t.TempDir())
+	must(t, err)
+	defer disk.Close()
+	s.budget = c.p.Background(disk)
+	result := inBackground(t, tr, c)
+	for i, end := range []error{nil, volume.ErrPending, nil} {
+		<-s.entered
+		other := make(chan error, 1)
+		go func() { other <- c.p.Background(disk).Do(t.Context(), func() (int64, error) { return 0, nil }) }()
+		select {
+		case <-other:
+			t.Errorf("step %d: another task had the turn during the step", i)
+		case <-time.After(100 * time.Millisecond):
+		}
+		s.results <- end
+		must(t, <-other)
+	}
+	must(t, <-result)
 }
 
 // TestTrimClose: Close refuses further trims.

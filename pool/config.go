@@ -54,6 +54,9 @@ type Config struct {
 	Check string `yaml:"check"`
 	// CheckWindow is the time of the day, in UTC, in which they are checked. Empty means the whole day.
 	CheckWindow string `yaml:"checkWindow"`
+	// BackgroundBytesPerSecond is the rate at which the driver copies, sends, receives, wipes and checks volumes while others use
+	// the disk. Empty means DefaultBackgroundRate.
+	BackgroundBytesPerSecond string `yaml:"backgroundBytesPerSecond"`
 	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to use one.
 	Ephemeral bool `yaml:"ephemeral"`
 
@@ -191,6 +194,8 @@ func (c Config) validateMedium() (key string, err error) {
 		return "trim", volume.Errorf(volume.ErrInvalid, "trim is for pools of a node: remove it, and use mountOptions: [discard] in the StorageClass; the driver does not trim volumes whose server may stop to answer")
 	case c.NFS != nil && c.Checks():
 		return "check", volume.Errorf(volume.ErrInvalid, "check is for pools of a node: remove it, and check the filesystem of the export on its server")
+	case c.NFS != nil && c.BackgroundBytesPerSecond != "":
+		return "backgroundBytesPerSecond", volume.Errorf(volume.ErrInvalid, "backgroundBytesPerSecond is for pools of a node: remove it, the driver does not know the disks of an export")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	}
@@ -218,6 +223,9 @@ func (c Config) validateLimits() (key string, err error) {
 	}
 	if _, err := parseReserve(c.Reserve); err != nil {
 		return "reserve", err
+	}
+	if _, err := c.backgroundRate(); err != nil {
+		return "backgroundBytesPerSecond", err
 	}
 	if _, key, err = c.Trimming(); err == nil {
 		_, key, err = c.Checking()

@@ -538,8 +538,14 @@ func TestLockVolume(t *testing.T) {
 			must(t, err)
 			_, err = b.LockVolume(t.Context(), "v")
 			wantError(t, err, volume.ErrPending, "retry")
+			began := time.Now()
+			_, err = b.TryLockVolume("v")
+			wantError(t, err, volume.ErrPending, "retry")
+			if took := time.Since(began); took > 500*time.Millisecond {
+				t.Errorf("TryLockVolume waited %v", took)
+			}
 			must(t, first.Close())
-			second, err := b.LockVolume(t.Context(), "v")
+			second, err := b.TryLockVolume("v")
 			must(t, err)
 			must(t, second.Close())
 			_, err = b.LockVolume(t.Context(), "none")

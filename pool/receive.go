@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -109,6 +110,8 @@ type Partial struct {
 	// Image is complete and durable before Verified. After Begin it has at least the size of the content. It is the index of a
 	// directory.
 	Image *os.File
+	// to writes to Image.
+	to *background.Writer
 	progress
 	pool *Pool
 	// v has only the name until the record is known.
@@ -121,6 +124,8 @@ type Partial struct {
 	// directory is the directory of a volume, and tree writes to it; nil until the index is complete, and for an image.
 	directory *os.File
 	tree      *clone.Unpacked
+	// alive is that of Begin.
+	alive func()
 	// each is called for each entry of the directory that is made. It ends the call with its error.
 	each func() error
 	// withBase calls a function with the directory of the volume with the base, which no call attaches meanwhile, and with its
@@ -261,10 +266,21 @@ func (x *Partial) open(ctx context.Context) error {
 	default:
 		err = x.openOnStorage(ctx, record)
 	}
+	if err == nil {
+		x.to, err = x.budget().Writer(x.Image)
+	}
 	if err != nil {
 		return err
 	}
 	return x.record()
+}
+
+// budget returns the budget for writing to Image and to the directory. It is nil if the data has a storage of its own.
+func (x *Partial) budget() *background.Budget {
+	if x.data != nil && !x.data.SharesDisk() {
+		return nil
+	}
+	return x.pool.Background(x.Image)
 }
 
 // openOnStorage opens the data on the storage of the pool. After a power failure the record identifies the data.
@@ -324,8 +340,9 @@ func (x *Partial) Bases() ([]string, error) {
 
 // Begin gives the image the size of the content. All bytes that are not verified are those of base, or zeros if base is empty.
 // ErrUnavailable if base is lost, and ErrPending if another call has locked its volume. alive is called often while the entries of
-// a directory are made, here and in Complete.
+// a directory are made, here and in Complete, and in ZeroUpTo.
 func (x *Partial) Begin(ctx context.Context, base string, alive func()) error {
+	x.alive = alive
 	x.each = func() error {
 		alive()
 		return ctx.Err()
@@ -382,12 +399,13 @@ func (x *Partial) record() error {
 	return atomicfile.Write(x.dir, progressFile, b)
 }
 
-// WriteAt implements io.WriterAt. Before data on storage is written behind the last write, ZeroUpTo is called.
-func (x *Partial) WriteAt(content []byte, at int64) (int, error) {
+// WriteAt writes content at an offset, within the budget of the disk. Before data on storage is written behind the last write, ZeroUpTo
+// is called.
+func (x *Partial) WriteAt(ctx context.Context, content []byte, at int64) (int, error) {
 	if x.content.Tree != nil {
-		return x.writeTree(content, at)
+		return x.writeTree(ctx, content, at)
 	}
-	n, err := x.Image.WriteAt(content, at)
+	n, err := x.to.Budget.WriteAt(ctx, x.to, content, at)
 	x.written = at + int64(n)
 	return n, err
 }
@@ -400,7 +418,7 @@ func (x *Partial) ZeroUpTo(ctx context.Context, offset int64) error {
 	if !x.HasGap(offset) {
 		return nil
 	}
-	err := x.data.Zero(ctx, x.Image, clone.Range{Offset: x.written, Length: offset - x.written})
+	err := x.data.Zero(ctx, x.to, clone.Range{Offset: x.written, Length: offset - x.written}, x.alive)
 	if err == nil {
 		x.written = offset
 	}
@@ -533,8 +551,11 @@ func (x *Partial) closeImage() error {
 	if x.directory != nil {
 		_ = x.directory.Close()
 	}
+	if x.to != nil {
+		x.to.Close()
+	}
 	image := x.Image
-	x.Image, x.tree, x.directory = nil, nil, nil
+	x.Image, x.to, x.tree, x.directory = nil, nil, nil, nil
 	switch {
 	case image == nil:
 		return nil

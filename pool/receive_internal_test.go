@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
@@ -281,8 +282,11 @@ func (d *deviceData) Begin(context.Context) (volume.Volume, error) {
 	return d.v, nil
 }
 
-func (d *deviceData) Zero(context.Context, *os.File, clone.Range) error { return nil }
-func (d *deviceData) Close(_ volume.Volume, device *os.File) error      { return device.Close() }
+func (d *deviceData) SharesDisk() bool { return true }
+
+func (d *deviceData) Zero(context.Context, *background.Writer, clone.Range, func()) error { return nil }
+
+func (d *deviceData) Close(_ volume.Volume, device *os.File) error { return device.Close() }
 
 func (d *deviceData) Open(_ context.Context, _ *os.Root, _ volume.Volume, verified int64) (*os.File, int64, error) {
 	device, err := os.CreateTemp("", "device-")

@@ -157,7 +157,7 @@ func (x *Partial) beginTree() error {
 // target describes the directory.
 func (x *Partial) target() clone.Target {
 	t := x.content.Tree
-	return clone.Target{Root: x.directory, Index: x.Image, IndexSize: t.IndexSize, Size: t.Size, Each: x.each}
+	return clone.Target{Root: x.directory, Index: x.Image, IndexSize: t.IndexSize, Size: t.Size, Each: x.each, WriteOut: true}
 }
 
 // makeTree makes the directory, and all its entries without data, or with that of the base. The record gets the quota ID of the
@@ -287,10 +287,10 @@ var errNoIndex = volume.Errorf(volume.ErrDamaged, "the other node has sent no ch
 
 // writeTree is WriteAt for a directory. The driver itself limits the data to the capacity, because ext4 lets it exceed the limit of
 // the directory, and other filesystems may have none. On btrfs, which counts compressed data, the limit suffices.
-func (x *Partial) writeTree(b []byte, at int64) (n int, err error) {
+func (x *Partial) writeTree(ctx context.Context, b []byte, at int64) (n int, err error) {
 	switch size := x.content.Tree.IndexSize; {
 	case at+int64(len(b)) <= size:
-		n, err = x.Image.WriteAt(b, at)
+		n, err = x.to.Budget.WriteAt(ctx, x.to, b, at)
 		return n, x.pool.medium.ExplainWrite(err)
 	case x.tree == nil:
 		return 0, errNoIndex
@@ -298,7 +298,7 @@ func (x *Partial) writeTree(b []byte, at int64) (n int, err error) {
 	if x.stored += int64(len(b)); x.stored > x.v.Capacity && x.limited() != quota.Btrfs {
 		return 0, x.tooLarge()
 	}
-	n, err = x.tree.WriteAt(b, at)
+	n, err = x.to.Budget.WriteAt(ctx, x.tree, b, at)
 	return n, x.explainWrite(err)
 }
 

@@ -55,7 +55,7 @@ func writePacked(t *testing.T, x *Partial, packed *clone.Packed, from, to int64)
 	b := make([]byte, to-from)
 	_, err := packed.ReadAt(b, from)
 	must(t, err)
-	_, err = x.WriteAt(b, from)
+	_, err = x.WriteAt(t.Context(), b, from)
 	return err
 }
 
@@ -122,7 +122,7 @@ func TestReceiveInvalidIndex(t *testing.T) {
 	x := receiveTree(t, p, m)
 	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, writePacked(t, x, packed, 0, size))
-	_, err := x.WriteAt([]byte{0xff}, size/2-1) // all entries precede the last record
+	_, err := x.WriteAt(t.Context(), []byte{0xff}, size/2-1) // all entries precede the last record
 	must(t, err)
 	if err := x.Complete(size, size); !errors.Is(err, volume.ErrDamaged) {
 		t.Errorf("an invalid index: got %v, want ErrDamaged", err)

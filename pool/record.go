@@ -248,6 +248,14 @@ func (p *Pool) SetIOLimits(v volume.Volume, limits volume.IOLimits) error {
 // LockVolume locks the volume until the result is closed. Meanwhile no other call can grow, stage or copy it. ErrPending if another call holds the lock for more than a
 // second. On an export whose server does not support locks, LockVolume locks nothing.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
+	return p.lockVolume(name, func(f *os.File) error { return flockPatiently(ctx, f) })
+}
+
+// TryLockVolume does the same as LockVolume without waiting.
+func (p *Pool) TryLockVolume(name string) (io.Closer, error) { return p.lockVolume(name, flock) }
+
+// lockVolume locks the volume by a function, which returns EWOULDBLOCK if another call holds the lock.
+func (p *Pool) lockVolume(name string, lock func(*os.File) error) (io.Closer, error) {
 	f, err := p.medium.OpenLock(name)
 	if beneath.IsNotExist(err) {
 		return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
@@ -255,7 +263,7 @@ func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	if err != nil {
 		return nil, p.medium.Explain(err)
 	}
-	err = flockPatiently(ctx, f)
+	err = lock(f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged or copied by another call: retry", name)
 	}

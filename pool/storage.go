@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -117,8 +118,10 @@ type ReceivedData interface {
 	// v.Section is completed. The content before the offset kept, which is at most verified, stays. After an error, the data is
 	// discarded if nothing of it was verified.
 	Open(ctx context.Context, folder *os.Root, v volume.Volume, verified int64) (device *os.File, kept int64, err error)
-	// Zero makes a range of the data, which was not written since Open, read as zeros. It need not be durable.
-	Zero(ctx context.Context, device *os.File, r clone.Range) error
+	// SharesDisk reports whether other volumes have data on the disk with the data.
+	SharesDisk() bool
+	// Zero makes a range of the data, which was not written since Open, read as zeros. It need not be durable. It calls alive often.
+	Zero(ctx context.Context, to *background.Writer, r clone.Range, alive func()) error
 	// Close closes the data. Afterwards nothing uses it.
 	Close(v volume.Volume, device *os.File) error
 }

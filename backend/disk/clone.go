@@ -138,8 +138,8 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 // data.
 func zeroRest(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
 	release := sectionOf(v).Wipe != wipeZero // zero by discarding, where that guarantees zeros
-	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
+	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, blockdev.ZeroOptions{Release: release, Progress: func(upTo int64) error {
 		progress(upTo)
 		return nil
-	})
+	}})
 }

@@ -42,6 +42,9 @@ func (d *Disks) Validate(c pool.Config) (invalid string, err error) {
 	if c.Checks() {
 		return "check", volume.Errorf(volume.ErrInvalid, "check is not supported by pools of disks: remove it; a whole disk has no snapshot that could be checked while the disk is in use")
 	}
+	if c.BackgroundBytesPerSecond != "" {
+		return "backgroundBytesPerSecond", volume.Errorf(volume.ErrInvalid, "backgroundBytesPerSecond is not supported by pools of disks: remove it; no other volume is on the disk of a volume")
+	}
 	if c.Ephemeral {
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is not supported by pools of disks: remove it, and give inline volumes a pool of a directory or of a volume group")
 	}

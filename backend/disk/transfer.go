@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -24,6 +25,9 @@ type outgoing struct {
 
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Budget implements backend.Outgoing: no other volume is on the disk.
+func (o *outgoing) Budget() *background.Budget { return nil }
 
 // Since implements backend.Outgoing: the whole content is sent.
 func (o *outgoing) Since(string) bool { return false }
@@ -197,9 +201,12 @@ func (r *reception) Open(ctx context.Context, folder *os.Root, v volume.Volume, 
 	return device, verified, explainDisk(v, err)
 }
 
+// SharesDisk implements pool.ReceivedData.
+func (r *reception) SharesDisk() bool { return false }
+
 // Zero implements pool.ReceivedData. Only the places of signatures of the claimed disk were zeros.
-func (r *reception) Zero(ctx context.Context, device *os.File, gap clone.Range) error {
-	return backend.ZeroGap(ctx, device, gap, r.wipe() != wipeZero)
+func (r *reception) Zero(ctx context.Context, to *background.Writer, gap clone.Range, alive func()) error {
+	return backend.ZeroGap(ctx, to, gap, r.wipe() != wipeZero, alive)
 }
 
 // Close implements pool.ReceivedData.

@@ -161,7 +161,7 @@ func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error 
 				return err
 			}
 		}
-		result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+		result, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress, Budget: c.Pool.Background(to, from)})
 		if result.Shared {
 			c.Volume.Source.Shared = result.Bytes
 		}

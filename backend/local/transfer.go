@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/pool/beneath"
@@ -29,6 +30,9 @@ type outgoing struct {
 
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Budget implements backend.Outgoing.
+func (o *outgoing) Budget() *background.Budget { return o.Packed.Budget }
 
 // Since implements backend.Outgoing. The bases are the snapshots of the same volume.
 func (o *outgoing) Since(identity string) bool {
@@ -73,6 +77,7 @@ func (b *Backend) open(ctx context.Context, p *pool.Pool, dir *os.File, m volume
 	if err != nil {
 		return nil, errors.Join(pool.CopyError(err), release())
 	}
+	packed.Budget = p.Background(dir)
 	m.Bytes = packed.Bytes
 	m.Tree = &volume.PackedTree{IndexSize: packed.IndexSize, Size: packed.Size, Layout: packed.Layout}
 	return &outgoing{packed, m, &b.Pools, p, release}, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
@@ -388,4 +389,18 @@ func (b *Backend) CheckTrim(v volume.Volume) error {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is thick: its image stays allocated", v.ID)
 	}
 	return b.CheckTrimmable(v)
+}
+
+// TrimBudget implements backend.Trimmer.
+func (b *Backend) TrimBudget(v volume.Volume) (*background.Budget, error) {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return nil, err
+	}
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	return p.Background(image), nil
 }

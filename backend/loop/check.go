@@ -39,7 +39,7 @@ func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found s
 	}
 	defer device.Close()
 	crashpoint.Here(crashpoint.CheckAttached)
-	return backend.CheckCopy(ctx, device.File(), v)
+	return backend.CheckCopy(ctx, device.File(), v, p.Background(image))
 }
 
 // copyToCheck copies the image of a volume to a temporary snapshot, and opens it.

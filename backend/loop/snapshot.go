@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/freeze"
 	"github.com/trivet-csi/trivet/linux/luks"
@@ -62,7 +63,7 @@ func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) 
 		defer s.to.Close()
 	}
 	c.Record.Created = time.Now().UTC()
-	o := copyOptions{pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job}
+	o := copyOptions{pool: c.Pool, budget: c.Pool.Background, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job}
 	if err := b.copyAll(ctx, o, all); err != nil {
 		return err
 	}
@@ -207,6 +208,13 @@ type copyOptions struct {
 	// unshared means that the copy shares no blocks with its source.
 	unshared bool
 	job      *pool.Job
+	// budget returns the budget of copying one file to another; it is Background of the pool with the copy.
+	budget func(...*os.File) *background.Budget
+}
+
+// options are those of copying one file to another.
+func (c copyOptions) options(to, from *os.File) clone.Options {
+	return clone.Options{Unshared: c.unshared, Progress: c.job.Progress, Budget: c.budget(to, from)}
 }
 
 // copyAll copies images, all at the same point in time. The copy of a single image that shares
@@ -249,8 +257,9 @@ func (all sources) flush() error {
 
 // copyEach copies the images one after the other. onlyShared is clone.Options.OnlyShared.
 func copyEach(ctx context.Context, c copyOptions, all sources, onlyShared bool) error {
-	o := clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}
 	for _, s := range all {
+		o := c.options(s.to, s.image)
+		o.OnlyShared = onlyShared
 		var err error
 		if s.blank() {
 			err = errors.Join(s.to.Truncate(s.v.StorageSize()), s.to.Sync())
@@ -298,6 +307,8 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) er
 		}
 	}()
 	const onlyShared = false // files may be copied while they are frozen
+	// The pods wait for the copy.
+	c.budget = func(...*os.File) *background.Budget { return nil }
 	err = copyEach(copyCtx, c, all, onlyShared)
 	thawErr := frozen.Thaw()
 	if errors.Is(copyCtx.Err(), context.DeadlineExceeded) || errors.Is(thawErr, freeze.ErrExpired) {
@@ -334,7 +345,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 		return volume.Volume{}, err
 	}
 	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
-		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
+		c := copyOptions{pool: o.Pool, budget: p.Background, unshared: allocationOf(v) == thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
 	})
 }
@@ -397,7 +408,7 @@ func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File
 			return false, err
 		}
 		defer from.Close()
-		_, err = clone.File(ctx, to, from, clone.Options{Unshared: c.unshared, Progress: c.job.Progress})
+		_, err = clone.File(ctx, to, from, c.options(to, from))
 		return s.Formatted, err
 	}
 	from, err := b.openSources(ctx, o.Pool, []volume.Volume{o.Volume})
@@ -413,7 +424,7 @@ func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File
 // Allocated implements backend.ChangeTracker.
 func (b *Backend) Allocated(ctx context.Context, s volume.Snapshot, from int64) iter.Seq2[clone.Range, error] {
 	header := s.Overhead()
-	return b.ranges([]volume.Snapshot{s}, func(f []*os.File) iter.Seq2[clone.Range, error] {
+	return b.ranges([]volume.Snapshot{s}, func(_ *pool.Pool, f []*os.File) iter.Seq2[clone.Range, error] {
 		return withoutHeader(clone.Allocated(ctx, f[0], from+header, s.Size+header), header)
 	})
 }
@@ -421,8 +432,8 @@ func (b *Backend) Allocated(ctx context.Context, s volume.Snapshot, from int64) 
 // Changed implements backend.ChangeTracker.
 func (b *Backend) Changed(ctx context.Context, older, newer volume.Snapshot, from int64) iter.Seq2[clone.Range, error] {
 	header := newer.Overhead()
-	return b.ranges([]volume.Snapshot{older, newer}, func(f []*os.File) iter.Seq2[clone.Range, error] {
-		return withoutHeader(clone.Delta(ctx, f[0], f[1], from+header), header)
+	return b.ranges([]volume.Snapshot{older, newer}, func(p *pool.Pool, f []*os.File) iter.Seq2[clone.Range, error] {
+		return withoutHeader(clone.Delta(ctx, f[0], f[1], from+header, p.Background(f...)), header)
 	})
 }
 
@@ -439,16 +450,17 @@ func withoutHeader(ranges iter.Seq2[clone.Range, error], header int64) iter.Seq2
 	}
 }
 
-// ranges opens the images of snapshots, and keeps them open while read yields their ranges.
-func (b *Backend) ranges(snapshots []volume.Snapshot, read func([]*os.File) iter.Seq2[clone.Range, error]) iter.Seq2[clone.Range, error] {
+// ranges opens the images of snapshots in one pool, and keeps them open while read yields their ranges.
+func (b *Backend) ranges(snapshots []volume.Snapshot, read func(*pool.Pool, []*os.File) iter.Seq2[clone.Range, error]) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {
+		p, err := b.Set.ByID(snapshots[0].ID)
+		if err != nil {
+			yield(clone.Range{}, err)
+			return
+		}
 		var files []*os.File
 		for _, s := range snapshots {
-			p, err := b.Set.ByID(s.ID)
-			var f *os.File
-			if err == nil {
-				f, err = p.Snapshots.OpenImage(s)
-			}
+			f, err := p.Snapshots.OpenImage(s)
 			if err != nil {
 				yield(clone.Range{}, err)
 				return
@@ -456,7 +468,7 @@ func (b *Backend) ranges(snapshots []volume.Snapshot, read func([]*os.File) iter
 			defer f.Close()
 			files = append(files, f)
 		}
-		for r, err := range read(files) {
+		for r, err := range read(p, files) {
 			if !yield(r, err) || err != nil {
 				return
 			}

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -18,6 +19,7 @@ type outgoing struct {
 	manifest volume.Manifest
 	pools    *backend.Pools
 	pool     *pool.Pool
+	budget   *background.Budget
 	// base is the open image of the earlier snapshot from which the differences are sent; nil for none.
 	base *os.File
 	// blank means that the image has no data to copy (source.blank).
@@ -28,6 +30,9 @@ type outgoing struct {
 
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Budget implements backend.Outgoing.
+func (o *outgoing) Budget() *background.Budget { return o.budget }
 
 // Since implements backend.Outgoing. The bases are the snapshots of the same volume.
 func (o *outgoing) Since(identity string) bool {
@@ -46,7 +51,7 @@ func (o *outgoing) Ranges(ctx context.Context, from int64) iter.Seq2[clone.Range
 	case o.blank:
 		return func(func(clone.Range, error) bool) {}
 	case o.base != nil:
-		return clone.Delta(ctx, o.base, o.File, from)
+		return clone.Delta(ctx, o.base, o.File, from, o.budget)
 	}
 	return clone.Allocated(ctx, o.File, from, o.manifest.StorageSize())
 }
@@ -80,7 +85,7 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if err != nil {
 		return nil, err
 	}
-	return &outgoing{File: image, pools: &b.Pools, pool: p, manifest: m, release: func() {}}, nil
+	return &outgoing{File: image, pools: &b.Pools, pool: p, budget: p.Background(image), manifest: m, release: func() {}}, nil
 }
 
 // sendVolume is Send for a volume. A volume that is not staged is locked until its image is closed, as during a copy. Of a staged
@@ -105,6 +110,7 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 	if err != nil {
 		return nil, err
 	}
+	o.budget = p.Background(o.File)
 	bytes, err := allocatedBytes(o.File)
 	if err != nil {
 		return nil, errors.Join(err, o.Close())

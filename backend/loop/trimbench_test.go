@@ -1,21 +1,20 @@
 package loop_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
-	mathrand "math/rand/v2"
+	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // BenchmarkTrim fills 5 GiB of a thin image of 50 GiB, removes the files and trims the image. It reports the allocated space when
@@ -33,22 +32,18 @@ func BenchmarkTrim(b *testing.B) {
 			r := newRequests(b, quiet.staging)
 			for b.Loop() {
 				b.ReportMetric(fillAndEmpty(b, s.staging, image), "MiB-full")
-				ctx, ended := context.WithCancel(b.Context())
-				go func() {
-					defer ended()
-					if result := s.Trim(b, driver.TrimRequest{Volumes: []string{s.id}})[0]; result.Problem != "" {
-						b.Error(result.Problem)
-					}
-				}()
-				duringSync, duringRead := r.until(ctx, b)
+				r.compare(b, func() { s.trim(b) })
 				b.ReportMetric(allocatedMiB(b, image), "MiB-left")
-				ctx, ended = context.WithTimeout(b.Context(), 20*time.Second)
-				afterSync, afterRead := r.until(ctx, b)
-				ended()
-				b.ReportMetric(duringSync/afterSync, "x-sync-p99")
-				b.ReportMetric(duringRead/afterRead, "x-read-p99")
 			}
 		})
+	}
+}
+
+// trim trims the volume.
+func (s *subject) trim(b *testing.B) {
+	b.Helper()
+	if result := s.Trim(b, driver.TrimRequest{Volumes: []string{s.id}})[0]; result.Problem != "" {
+		b.Error(result.Problem)
 	}
 }
 
@@ -63,17 +58,23 @@ func (s *subject) stageNew(b *testing.B, name string, size int64) {
 	})
 }
 
-// fillAndEmpty fills 5 GiB of a filesystem and removes the files. It returns the allocated space of the image when they existed.
-func fillAndEmpty(b *testing.B, dir, image string) (fullMiB float64) {
+// writeRandom writes files of 256 MiB to a filesystem.
+func writeRandom(b *testing.B, dir string, n int) (files []string) {
 	b.Helper()
 	content := make([]byte, 256<<20)
 	_, _ = rand.Read(content)
-	var files []string
-	for i := range 20 {
+	for i := range n {
 		files = append(files, filepath.Join(dir, strconv.Itoa(i)))
 		must(b, os.WriteFile(files[i], content, 0o600))
 	}
 	testenv.Run(b, "sync", "-f", dir)
+	return files
+}
+
+// fillAndEmpty fills 5 GiB of a filesystem and removes the files. It returns the allocated space of the image when they existed.
+func fillAndEmpty(b *testing.B, dir, image string) (fullMiB float64) {
+	b.Helper()
+	files := writeRandom(b, dir, 20)
 	fullMiB = allocatedMiB(b, image)
 	for _, file := range files {
 		must(b, os.Remove(file))
@@ -90,44 +91,69 @@ func allocatedMiB(b *testing.B, path string) float64 {
 	return float64(st.Blocks*512) / (1 << 20)
 }
 
-// requests are the requests for a volume.
-type requests struct {
-	file   *os.File // 256 MiB, with O_DIRECT and O_DSYNC
-	memory []byte   // 4 KiB, aligned, which O_DIRECT requires (open(2))
-}
+// requests are the requests for a volume: fio(1) writes and reads 4 KiB at random places of a file. Another process makes them, because
+// the Go scheduler would delay them when goroutines of the driver use all CPUs.
+type requests struct{ file string }
 
 func newRequests(b *testing.B, dir string) *requests {
 	b.Helper()
-	path := filepath.Join(dir, "file")
-	content := make([]byte, 256<<20)
-	_, _ = rand.Read(content)
-	must(b, os.WriteFile(path, content, 0o600))
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_DIRECT|unix.O_DSYNC, 0)
-	must(b, err)
-	memory, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	must(b, err)
-	b.Cleanup(func() {
-		must(b, unix.Munmap(memory))
-		must(b, file.Close())
-	})
-	return &requests{file, memory}
+	r := &requests{filepath.Join(dir, "file")}
+	testenv.Run(b, "fio", r.options("--rw=write", "--end_fsync=1")...)
+	return r
 }
 
-// until writes and reads 4 KiB at random places in turn until ctx ends. It returns the p99 of the synchronous writes and of the reads
-// in seconds.
-func (r *requests) until(ctx context.Context, b *testing.B) (syncP99, readP99 float64) {
+// options returns the arguments of fio.
+func (r *requests) options(more ...string) []string {
+	return append([]string{"--name=neighbour", "--filename=" + r.file, "--size=256M", "--bs=4k", "--direct=1", "--ioengine=psync"}, more...)
+}
+
+// compare makes requests while task runs, and for 20 s after that. It reports the p99 of those during the task divided by that of the
+// others.
+func (r *requests) compare(b *testing.B, task func()) {
 	b.Helper()
-	var syncs, reads measure.Durations
-	for ctx.Err() == nil {
-		at := mathrand.Int64N(256<<20/4096) * 4096
-		began := time.Now()
-		_, err := r.file.WriteAt(r.memory, at)
-		written := time.Now()
-		must(b, err)
-		_, err = r.file.ReadAt(r.memory, at)
-		must(b, err)
-		syncs.Add(written.Sub(began))
-		reads.Add(time.Since(written))
+	began := time.Now()
+	during := r.during(b, task)
+	took := time.Since(began)
+	after := r.during(b, func() { time.Sleep(20 * time.Second) })
+	b.Logf("task of %v: sync p99 %.2f ms, after it %.2f ms, read p99 %.2f ms, after it %.2f ms",
+		took.Round(time.Second), 1000*during.sync, 1000*after.sync, 1000*during.read, 1000*after.read)
+	b.ReportMetric(during.sync/after.sync, "x-sync-p99")
+	b.ReportMetric(during.read/after.read, "x-read-p99")
+}
+
+// p99 is the p99 of synchronous writes and of reads in seconds.
+type p99 struct{ sync, read float64 }
+
+// during makes requests while task runs.
+func (r *requests) during(b *testing.B, task func()) p99 {
+	b.Helper()
+	fio := exec.Command("fio", r.options("--rw=randrw", "--sync=dsync", "--time_based", "--runtime=1h", "--output-format=json", "--percentile_list=99")...)
+	fio.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // also if the benchmark is interrupted
+	var out bytes.Buffer
+	fio.Stdout = &out
+	must(b, fio.Start())
+	task()
+	must(b, fio.Process.Signal(os.Interrupt))
+	_ = fio.Wait() // the status tells that a signal ended it
+	_, report, _ := bytes.Cut(out.Bytes(), []byte("\n{"))
+	var jobs struct {
+		Jobs []struct{ Read, Write latency }
 	}
-	return syncs.At(99).Seconds(), reads.At(99).Seconds()
+	must(b, json.Unmarshal(append([]byte("{"), report...), &jobs))
+	return p99{sync: jobs.Jobs[0].Write.p99(b), read: jobs.Jobs[0].Read.p99(b)}
+}
+
+// latency contains latencies of fio.
+type latency struct {
+	Completion struct{ Percentile map[string]float64 } `json:"clat_ns"`
+}
+
+// p99 returns the p99 in seconds.
+func (l latency) p99(b *testing.B) float64 {
+	b.Helper()
+	ns, ok := l.Completion.Percentile["99.000000"]
+	if !ok {
+		b.Fatal("fio reported no latency")
+	}
+	return ns / 1e9
 }

@@ -46,5 +46,5 @@ func (b *Backend) CheckFilesystem(ctx context.Context, v volume.Volume) (found s
 	}
 	defer s.closeCopy(t.id) //nolint:contextcheck // the logical volume is also closed after the end of ctx
 	crashpoint.Here(crashpoint.CheckAttached)
-	return backend.CheckCopy(ctx, c.File, v)
+	return backend.CheckCopy(ctx, c.File, v, p.Background(c.File))
 }

@@ -153,7 +153,7 @@ func (s *storage) build(ctx context.Context, v volume.Volume, progress func(int6
 	if err != nil || !s.showsExtents(v) {
 		return err
 	}
-	err = zero(ctx, v, id, v.Capacity, progress)
+	err = s.zero(ctx, v, id, v.Capacity, progress)
 	crashpoint.Here(crashpoint.CreateZeroed)
 	if err != nil {
 		return err

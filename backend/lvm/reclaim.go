@@ -150,8 +150,9 @@ func (s *storage) wipe(ctx context.Context, g dm.Group, lv dm.LogicalVolume, v v
 		return err
 	}
 	defer device.Close()
-	release := sectionOf(v).Wipe == wipeDiscard
-	err = blockdev.ZeroRange(ctx, device, min(backend.WipedOffset(folder.FS()), lv.Size), lv.Size, release, backend.WipeProgress(folder))
+	err = blockdev.ZeroRange(ctx, device, min(backend.WipedOffset(folder.FS()), lv.Size), lv.Size, blockdev.ZeroOptions{
+		Release: sectionOf(v).Wipe == wipeDiscard, Budget: s.cfg.Background(device), Progress: backend.WipeProgress(folder),
+	})
 	if errors.Is(err, blockdev.ErrNotBlank) { // the volume was written to after it was zeroed
 		_ = folder.Remove(backend.WipingFile) // the next attempt starts at offset 0
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/dm"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -180,4 +181,18 @@ func (b *Backend) CheckTrim(v volume.Volume) error {
 		return err
 	}
 	return b.CheckTrimmable(v)
+}
+
+// TrimBudget implements backend.Trimmer.
+func (b *Backend) TrimBudget(v volume.Volume) (*background.Budget, error) {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return nil, err
+	}
+	device, err := b.OpenDevice(v)
+	if err != nil {
+		return nil, err
+	}
+	defer device.Close()
+	return p.Background(device), nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/dm"
@@ -131,6 +132,7 @@ type outgoing struct {
 	*sentCopy
 	manifest volume.Manifest
 	pool     *pool.Pool
+	budget   *background.Budget
 	id       dm.VolumeID
 	// blank means that there is no data to copy (origin.blank).
 	blank bool
@@ -140,6 +142,9 @@ type outgoing struct {
 
 // Manifest implements backend.Outgoing.
 func (o *outgoing) Manifest() volume.Manifest { return o.manifest }
+
+// Budget implements backend.Outgoing.
+func (o *outgoing) Budget() *background.Budget { return o.budget }
 
 // Since implements backend.Outgoing: the whole content is sent.
 func (o *outgoing) Since(string) bool { return false }
@@ -196,7 +201,7 @@ func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Mani
 	case m.Bytes == 0:
 		m.Bytes = m.StorageSize()
 	}
-	return &outgoing{sentCopy: c, manifest: m, pool: p, id: from.id, blank: from.blank(), release: release}, nil
+	return &outgoing{sentCopy: c, manifest: m, pool: p, budget: p.Background(c.File), id: from.id, blank: from.blank(), release: release}, nil
 }
 
 // sendVolume is Send for a volume. It sends a snapshot of a thin volume that exists only for the transfer, so that the volume
@@ -372,12 +377,15 @@ func (r *reception) Open(ctx context.Context, folder *os.Root, v volume.Volume, 
 }
 
 // Zero implements pool.ReceivedData. The blocks of a new thin volume, and those after eraseFrom, are zeros.
-func (r *reception) Zero(ctx context.Context, device *os.File, gap clone.Range) error {
+func (r *reception) Zero(ctx context.Context, to *background.Writer, gap clone.Range, alive func()) error {
 	if r.thin != "" {
 		return nil
 	}
-	return backend.ZeroGap(ctx, device, gap, sectionOf(r.v).Wipe == wipeDiscard)
+	return backend.ZeroGap(ctx, to, gap, sectionOf(r.v).Wipe == wipeDiscard, alive)
 }
+
+// SharesDisk implements pool.ReceivedData.
+func (r *reception) SharesDisk() bool { return true }
 
 // Close implements pool.ReceivedData.
 func (r *reception) Close(v volume.Volume, device *os.File) error {
@@ -393,7 +401,8 @@ func (s *storage) openNew(ctx context.Context, v volume.Volume) (device *os.File
 }
 
 // eraseFrom makes the bytes of a thin volume from an offset on read as zeros. A discard releases only whole blocks, and none if
-// the thin pool ignores discards, so the result is read, and the remaining data overwritten. pool.ErrNotErased if that fails.
+// the thin pool ignores discards, so the result is read, and the remaining data overwritten. pool.ErrNotErased if that fails. It has the
+// idle I/O priority, but no budget, because the other node waits for it.
 func eraseFrom(ctx context.Context, device *os.File, from int64) error {
 	size, err := blockdev.Size(device)
 	if err != nil || from >= size {
@@ -408,9 +417,13 @@ func eraseFrom(ctx context.Context, device *os.File, from int64) error {
 			return err
 		}
 		n := min(int64(len(zeros)), size-at)
-		if _, err = device.ReadAt(data[:n], at); err == nil && !bytes.Equal(data[:n], zeros[:n]) {
-			_, err = device.WriteAt(zeros[:n], at)
-		}
+		err = sys.WithIdleIO(func() error {
+			_, err := device.ReadAt(data[:n], at)
+			if err == nil && !bytes.Equal(data[:n], zeros[:n]) {
+				_, err = device.WriteAt(zeros[:n], at)
+			}
+			return err
+		})
 	}
 	if err = errors.Join(err, device.Sync()); err != nil {
 		err = fmt.Errorf("%w: %w", pool.ErrNotErased, err)

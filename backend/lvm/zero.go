@@ -29,15 +29,18 @@ func (s *storage) showsExtents(v volume.Volume) bool {
 }
 
 // zero makes an active logical volume of a raw volume read as zeros. progress gets the number of bytes done.
-func zero(ctx context.Context, v volume.Volume, id dm.VolumeID, size int64, progress func(int64)) error {
+func (s *storage) zero(ctx context.Context, v volume.Volume, id dm.VolumeID, size int64, progress func(int64)) error {
 	device, err := id.Open(dm.Exclusive)
 	if err != nil {
 		return err
 	}
 	defer device.Close()
-	return blockdev.ZeroRange(ctx, device, 0, size, sectionOf(v).Wipe == wipeDiscard, func(upTo int64) error {
-		progress(upTo)
-		return nil
+	return blockdev.ZeroRange(ctx, device, 0, size, blockdev.ZeroOptions{
+		Release: sectionOf(v).Wipe == wipeDiscard, Budget: s.cfg.Background(device),
+		Progress: func(upTo int64) error {
+			progress(upTo)
+			return nil
+		},
 	})
 }
 
@@ -123,7 +126,7 @@ func (s *storage) prepareGrowth(ctx context.Context, p *pool.Pool, v volume.Volu
 	if growth.ID, err = s.allocate(ctx, growth, true); err != nil {
 		return err
 	}
-	err = zero(ctx, v, growth.ID, growth.Size, progress)
+	err = s.zero(ctx, v, growth.ID, growth.Size, progress)
 	crashpoint.Here(crashpoint.GrowZeroed)
 	return err
 }

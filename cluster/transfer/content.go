@@ -177,7 +177,7 @@ func (o *outgoing) read(ctx context.Context, from int64) {
 				return
 			}
 			c := chunk{buf: buf, offset: at, size: int(min(chunkSize, r.Offset+r.Length-at))}
-			if _, err = o.source.ReadAt(c.content(), at); err != nil {
+			if _, err = o.source.Budget().ReadAt(ctx, o.source, c.content(), at); err != nil {
 				break
 			}
 			at += int64(c.size)

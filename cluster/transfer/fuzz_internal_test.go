@@ -8,6 +8,7 @@ import (
 	"iter"
 	"testing"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -24,6 +25,8 @@ type memory struct {
 func (m *memory) Manifest() volume.Manifest { return volume.Manifest{Size: int64(len(m.content))} }
 
 func (m *memory) ReadAt(b []byte, at int64) (int, error) { return copy(b, m.content[at:]), nil }
+
+func (m *memory) Budget() *background.Budget { return nil }
 
 func (m *memory) Since(identity string) bool { return identity == known }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/transfer"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -46,6 +47,8 @@ type content struct {
 func (c *content) Manifest() volume.Manifest { return c.manifest }
 
 func (c *content) ReadAt(b []byte, at int64) (int, error) { return copy(b, c.bytes[at:]), c.fail }
+
+func (c *content) Budget() *background.Budget { return nil }
 
 func (c *content) Since(identity string) bool {
 	if identity != c.base {

@@ -25,7 +25,7 @@ func newCheckCommand() *cobra.Command {
 xfs_repair or btrfs, which also verifies the checksums of its data. The driver
 checks a temporary snapshot of each volume, so the volume can be used meanwhile and is
 not changed. The snapshot needs room in the pool. The check program has the idle I/O
-priority and is stopped half of the time.
+priority and is stopped at least half of the time while others use the disk.
 
 The arguments are IDs of volumes ('trivet volumes'). The command returns when all
 volumes are checked. Images can be checked if their pool is on xfs or btrfs, and

@@ -68,6 +68,9 @@ func TestFrozenConfig(t *testing.T) {
 		"check": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{
 			Name: "images", Directory: pool.Directory{Path: "/var/lib/pools/images"}, Check: "monthly", CheckWindow: "22:00-06:00",
 		}}},
+		"background": {MaxVolumesPerNode: 4096, Pools: []pool.Config{{
+			Name: "default", Directory: pool.Directory{Path: "/var/lib/pools/default"}, BackgroundBytesPerSecond: "200Mi",
+		}}},
 		"transfer": {
 			MaxVolumesPerNode: 4096, TransferLimit: driver.TransferLimit{BytesPerSecond: "200Mi", Streams: 8},
 			Pools: []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/var/lib/pools/default"}}},

@@ -131,7 +131,7 @@ func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error 
 		return zeroIn(disk, d.dataPlaces())
 	}
 	data := d.data()
-	if err := ZeroRange(ctx, disk, max(data.start, o.From), data.end, o.Release, o.Progress); err != nil {
+	if err := ZeroRange(ctx, disk, max(data.start, o.From), data.end, ZeroOptions{Release: o.Release, Progress: o.Progress}); err != nil {
 		return err
 	}
 	return requireZerosIn(disk, d.dataPlaces())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
@@ -40,10 +41,10 @@ var replayOptions = map[string][]string{
 
 // CheckCopy checks the filesystem on a copy of a device, which no other process uses, and which CheckCopy changes: without a
 // replay of its journal, a filesystem that was in use seems to have errors. It returns the beginning of the output of the check
-// program if the filesystem has errors, and otherwise nothing. The program has the idle I/O priority and is stopped half of the
-// time. It is killed when ctx ends, and when this process ends. The error is ErrForeign for a btrfs with checksums of another type
+// program if the filesystem has errors, and otherwise nothing. The program has the idle I/O priority, and runs only when it has its
+// turn in the budget. It is killed when ctx ends, and when this process ends. The error is ErrForeign for a btrfs with checksums of another type
 // than Format creates.
-func CheckCopy(ctx context.Context, device *os.File, fsType string) (found string, err error) {
+func CheckCopy(ctx context.Context, device *os.File, fsType string, budget *background.Budget) (found string, err error) {
 	switch _, err := ReadSuperblock(device, fsType); {
 	case errors.Is(err, ErrNoFS):
 		return err.Error(), nil
@@ -64,7 +65,7 @@ func CheckCopy(ctx context.Context, device *os.File, fsType string) (found strin
 	}
 	err = sys.OnOwnThread(func() (err error) {
 		sys.IdleIO() // the program inherits the priority
-		found, err = runCheck(ctx, device, fsType)
+		found, err = runCheck(ctx, device, fsType, budget)
 		return err
 	})
 	switch {
@@ -108,10 +109,10 @@ func mayBeDamaged(err error) bool {
 }
 
 // runCheck runs the check program of a filesystem. It returns the beginning of the output if the filesystem has errors.
-func runCheck(ctx context.Context, device *os.File, fsType string) (found string, err error) {
+func runCheck(ctx context.Context, device *os.File, fsType string, budget *background.Budget) (found string, err error) {
 	program := checkPrograms[fsType]
 	cmd := command.Command{Name: program.name, Args: append(program.args, inheritedPath), Hold: []*os.File{device}}
-	out, err := cmd.Gently(ctx, maxFound)
+	out, err := cmd.Gently(ctx, maxFound, budget.Do)
 	var failed *command.Error
 	if errors.As(err, &failed) && program.found(failed.Code) {
 		return out, nil

@@ -25,7 +25,7 @@ func TestCheckCopyOfBtrfs(t *testing.T) {
 		t.Helper()
 		device := attach(t, image, blockdev.LoopConfig{SectorSize: 4096, AutoClear: true})
 		defer device.Close()
-		found, err := blockdev.CheckCopy(t.Context(), device.File(), "btrfs")
+		found, err := blockdev.CheckCopy(t.Context(), device.File(), "btrfs", nil)
 		must(t, err)
 		return found
 	}

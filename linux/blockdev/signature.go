@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -110,15 +111,23 @@ func EraseSignatures(device *os.File) error {
 
 // zeroIn durably writes zeros to the places.
 func zeroIn(device *os.File, places []span) error {
-	zeros := make([]byte, mib)
 	for _, p := range places {
-		for at := p.start; at < p.end; at += mib {
-			if _, err := device.WriteAt(zeros[:min(mib, p.end-at)], at); err != nil {
-				return fmt.Errorf("erasing %s: %w", device.Name(), err)
-			}
+		if err := writeZeros(device, p); err != nil {
+			return fmt.Errorf("erasing %s: %w", device.Name(), err)
 		}
 	}
 	return device.Sync()
+}
+
+// writeZeros writes zeros to a range.
+func writeZeros(to io.WriterAt, s span) error {
+	zeros := make([]byte, min(mib, s.end-s.start))
+	for at := s.start; at < s.end; at += int64(len(zeros)) {
+		if _, err := to.WriteAt(zeros[:min(int64(len(zeros)), s.end-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // signature identifies a format.

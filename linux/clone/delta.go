@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -29,11 +30,11 @@ const (
 //
 // Neither file may change during the call. If both are immutable (SetImmutable) and on one xfs or btrfs, Delta
 // detects equal content by its address on the disk and does not read it. Compressed data then counts as
-// different. Otherwise Delta reads and compares the content. After an error it yields no more ranges. The
-// error is ctx.Err() if ctx ended.
-func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
+// different. Otherwise Delta reads and compares the content, within the budget. After an error it yields no more
+// ranges. The error is ctx.Err() if ctx ended.
+func Delta(ctx context.Context, older, newer *os.File, from int64, budget *background.Budget) iter.Seq2[Range, error] {
 	return joined(func(yield func(Range, error) bool) {
-		p, err := newPair(older, newer)
+		p, err := newPair(older, newer, budget)
 		if err != nil {
 			yield(Range{}, err)
 			return
@@ -50,10 +51,12 @@ type pair struct {
 	// byAddress means that equal addresses on the disk imply equal content. readUnaddressable means that the content of extents
 	// without a unique address is compared then, and does not count as different.
 	byAddress, readUnaddressable bool
+	// budget limits the comparison of content.
+	budget *background.Budget
 }
 
 // newPair reads the properties of two images.
-func newPair(older, newer *os.File) (*pair, error) {
+func newPair(older, newer *os.File, budget *background.Budget) (*pair, error) {
 	oldSize, err := sizeOf(older)
 	if err != nil {
 		return nil, err
@@ -62,7 +65,7 @@ func newPair(older, newer *os.File) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize}
+	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize, budget: budget}
 	p.byAddress, err = comparableAddresses(older, newer)
 	return p, err
 }
@@ -223,7 +226,7 @@ func (p *pair) changedContent(ctx context.Context, from, end int64) iter.Seq2[Ra
 				return
 			}
 			r.Length = min(r.Length, compareBuffer)
-			err = errors.Join(readFull(p.older, older[:r.Length], r.Offset), readFull(p.newer, newer[:r.Length], r.Offset))
+			err = errors.Join(p.readFull(ctx, p.older, older[:r.Length], r.Offset), p.readFull(ctx, p.newer, newer[:r.Length], r.Offset))
 			if err != nil {
 				yield(Range{}, err)
 				return
@@ -254,8 +257,8 @@ func (p *pair) nextData(from, end int64) (Range, error) {
 }
 
 // readFull fills b. The range must be within the file.
-func readFull(f *os.File, b []byte, at int64) error {
-	_, err := f.ReadAt(b, at)
+func (p *pair) readFull(ctx context.Context, f *os.File, b []byte, at int64) error {
+	_, err := p.budget.ReadAt(ctx, f, b, at)
 	if errors.Is(err, io.EOF) {
 		return fail("read", f, io.ErrUnexpectedEOF)
 	}

@@ -178,13 +178,13 @@ func (fsys testFS) testHistory(t *testing.T, dir string, seed uint64) (changed, 
 	fsys.compare(t, seed, newer, older)
 
 	from := h.Int64N(h.size)
-	rest := collect(t, clone.Delta(t.Context(), older, newer, from), from, h.size)
+	rest := collect(t, clone.Delta(t.Context(), older, newer, from, nil), from, h.size)
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	got := apply(oldBytes, newBytes, rest)
 	if !bytes.Equal(got[from:], newBytes[from:]) {
 		t.Errorf("history %d: the delta from offset %d is incomplete", seed, from)
 	}
-	return total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)), h.size
+	return total(collect(t, clone.Delta(t.Context(), older, newer, 0, nil), 0, h.size)), h.size
 }
 
 // compare checks the delta and the allocated ranges of newer against the content of both files.
@@ -192,7 +192,7 @@ func (fsys testFS) compare(t *testing.T, seed uint64, older, newer *os.File) {
 	t.Helper()
 	oldBytes, newBytes := content(t, older), content(t, newer)
 	size := int64(len(newBytes))
-	delta := collect(t, clone.Delta(t.Context(), older, newer, 0), 0, size)
+	delta := collect(t, clone.Delta(t.Context(), older, newer, 0, nil), 0, size)
 	if got := apply(oldBytes, newBytes, delta); sha256.Sum256(got) != sha256.Sum256(newBytes) {
 		t.Errorf("history %d: the delta from %s to %s is incomplete", seed, older.Name(), newer.Name())
 	}
@@ -220,7 +220,7 @@ func TestDeltaSame(t *testing.T) {
 		write(t, h.image, mib+64*kib, random(4 * kib)[:100])
 		newer := h.snapshot(t, filepath.Join(dir, "newer"))
 		for name, tc := range map[string]struct{ older, newer *os.File }{"same": {older, older}, "older to newer": {older, newer}, "newer to older": {newer, older}} {
-			n := total(collect(t, clone.Delta(t.Context(), tc.older, tc.newer, 0), 0, h.size))
+			n := total(collect(t, clone.Delta(t.Context(), tc.older, tc.newer, 0, nil), 0, h.size))
 			if name == "same" && n != 0 && !fsys.compress || name != "same" && n == 0 || !fsys.compress && n > 64*kib {
 				t.Errorf("%s: got a delta of %d bytes, want 0 for the same file and at most %d otherwise", name, n, 64*kib)
 			}
@@ -228,7 +228,7 @@ func TestDeltaSame(t *testing.T) {
 		// If one of the files is not immutable, Delta compares the content.
 		_, err := clone.SetImmutable(newer, false)
 		must(t, err)
-		if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)); n == 0 || n > 64*kib {
+		if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0, nil), 0, h.size)); n == 0 || n > 64*kib {
 			t.Errorf("older to newer, by content: got a delta of %d bytes, want 1 to %d", n, 64*kib)
 		}
 		remove(t, older, newer)
@@ -247,7 +247,7 @@ func TestDeltaAcross(t *testing.T) {
 			must(t, err)
 			files = append(files, f)
 		}
-		if n := total(collect(t, clone.Delta(t.Context(), files[0], files[1], 0), 0, mib)); n != mib {
+		if n := total(collect(t, clone.Delta(t.Context(), files[0], files[1], 0, nil), 0, mib)); n != mib {
 			t.Errorf("%s: got a delta of %d bytes, want %d", fsType, n, mib)
 		}
 	}
@@ -272,14 +272,14 @@ func TestManyExtents(t *testing.T) {
 		fsys.requireDelta(t, older, newer, pieces)
 
 		ctx, cancel := context.WithCancel(t.Context())
-		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0), clone.Allocated(ctx, newer, 0, gib)} {
+		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0, nil), clone.Allocated(ctx, newer, 0, gib)} {
 			for _, err := range ranges {
 				must(t, err)
 				break
 			}
 		}
 		cancel()
-		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0), clone.Allocated(ctx, newer, 0, gib)} {
+		for _, ranges := range []iter.Seq2[clone.Range, error]{clone.Delta(ctx, older, newer, 0, nil), clone.Allocated(ctx, newer, 0, gib)} {
 			var last error
 			for _, err := range ranges {
 				last = err
@@ -299,7 +299,7 @@ func (fsys testFS) requireDelta(t *testing.T, older, newer *os.File, pieces int6
 	if int64(len(allocated)) != pieces {
 		t.Errorf("got %d allocated ranges, want %d", len(allocated), pieces)
 	}
-	delta := collect(t, clone.Delta(t.Context(), older, newer, 0), 0, gib)
+	delta := collect(t, clone.Delta(t.Context(), older, newer, 0, nil), 0, gib)
 	seen := map[int64]bool{}
 	for _, r := range delta {
 		seen[r.Offset] = true
@@ -362,7 +362,7 @@ func BenchmarkDelta(b *testing.B) {
 			}
 			newer := h.snapshot(b, filepath.Join(dir, "newer"))
 			for b.Loop() {
-				if n := len(collect(b, clone.Delta(b.Context(), older, newer, 0), 0, h.size)); n != extents {
+				if n := len(collect(b, clone.Delta(b.Context(), older, newer, 0, nil), 0, h.size)); n != extents {
 					b.Fatalf("got a delta of %d ranges, want %d", n, extents)
 				}
 			}

@@ -12,11 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/trace"
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// chunk is the number of bytes that are copied between two checks of the context.
-const chunk = 8 << 20
+const (
+	// chunk is the number of bytes that are copied between two checks of the context, without a budget.
+	chunk = 8 << 20
+	// smallFile is the size in bytes below which the kernel writes a file later, because to wait for each small file takes long.
+	smallFile = 64 << 10
+)
 
 // Options are the options of a copy.
 type Options struct {
@@ -26,6 +31,8 @@ type Options struct {
 	OnlyShared bool
 	// Progress is called repeatedly with the number of bytes copied so far. It may be nil.
 	Progress func(bytes int64)
+	// Budget limits the reads and writes if blocks are not shared.
+	Budget *background.Budget
 }
 
 // Result describes a finished copy.
@@ -39,8 +46,8 @@ type Result struct {
 // File copies the content of src to dst, including holes. dst must be an empty regular file that is open for
 // writing, and src a regular file that is open for reading. If the filesystem supports it, the files share
 // their blocks (ioctl_ficlone(2)), and the copy is a consistent snapshot. Otherwise the data is copied, by the
-// filesystem or its server if they support it (copy_file_range(2)), and no process may write to src during the
-// call.
+// filesystem or its server if they support it (copy_file_range(2)) and there is no budget, and no process may write
+// to src during the call.
 //
 // dst and src may also be block devices. File writes all bytes to a device, including zeros, because the
 // device may have other content. If the device is larger than src, its content after the copy does not change.
@@ -94,16 +101,19 @@ type fileCopy struct {
 	anyDevice, dstDevice bool
 	// shared means that dst shares its blocks with src.
 	shared bool
-	// offload means that copy_file_range(2) is used. It is cleared when the kernel refuses the call.
+	// offload means that copy_file_range(2) is used. It is cleared when the kernel refuses the call. Within a budget it is not used,
+	// because only reads have the idle I/O priority.
 	offload bool
-	buf     []byte
+	// to writes to dst.
+	to  io.WriterAt
+	buf []byte
 	// done is the number of bytes that were reported to Progress.
 	done int64
 }
 
 // newFileCopy verifies that dst and src can be copied.
 func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
-	c := &fileCopy{Options: o, dst: dst, src: src, offload: !o.Unshared}
+	c := &fileCopy{Options: o, dst: dst, src: src, offload: !o.Unshared && o.Budget == nil}
 	for _, f := range []*os.File{dst, src} {
 		st, err := stat(f)
 		if err != nil {
@@ -188,6 +198,15 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 	if err := c.makeRoom(); err != nil {
 		return err
 	}
+	c.to = c.dst
+	if c.size >= smallFile {
+		w, err := c.Budget.Writer(c.dst)
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		c.to = w
+	}
 	if c.anyDevice {
 		c.offload = false // copy_file_range(2) rejects devices
 		return c.copyRange(ctx, Range{Length: c.size})
@@ -205,11 +224,16 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 
 // copyRange copies the bytes of a range, and reports the progress.
 func (c *fileCopy) copyRange(ctx context.Context, r Range) error {
+	size := int64(chunk)
+	if c.Budget != nil {
+		size = background.Piece
+	}
 	for r.Length > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, err := c.copyChunk(r.Offset, min(r.Length, chunk))
+		var n int64
+		err := c.Budget.Do(ctx, func() (_ int64, err error) {
+			n, err = c.copyChunk(r.Offset, min(r.Length, size))
+			return 2 * n, err // n bytes are read and written
+		})
 		if err != nil {
 			return err
 		}
@@ -248,10 +272,14 @@ func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
 // readWrite does the same as copyChunk with read(2) and write(2).
 func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 	if c.buf == nil {
-		c.buf = make([]byte, min(length, 1<<20))
+		c.buf = make([]byte, min(c.size, 1<<20))
 	}
 	b := c.buf[:min(length, int64(len(c.buf)))]
-	n, err := c.src.ReadAt(b, at)
+	n := 0
+	err := c.Budget.Idle(func() (err error) {
+		n, err = c.src.ReadAt(b, at)
+		return err
+	})
 	if n == 0 {
 		if errors.Is(err, io.EOF) {
 			err = &fs.PathError{Op: "read", Path: c.src.Name(), Err: io.ErrUnexpectedEOF}
@@ -262,7 +290,7 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 	if !c.dstDevice && zero(b[:n]) {
 		return int64(n), nil
 	}
-	n, err = c.dst.WriteAt(b[:n], at)
+	n, err = c.to.WriteAt(b[:n], at)
 	return int64(n), err
 }
 

@@ -87,7 +87,7 @@ func testDeltaNFS(t *testing.T, dir string) {
 	write(t, h.image, 3*mib, random(4*kib))
 	newer := h.snapshot(t, filepath.Join(dir, "newer"))
 	testFilesystems[0].compare(t, 0, older, newer)
-	if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0), 0, h.size)); n == 0 || n > 128*kib {
+	if n := total(collect(t, clone.Delta(t.Context(), older, newer, 0, nil), 0, h.size)); n == 0 || n > 128*kib {
 		t.Errorf("Delta: got %d bytes, want 1 to %d", n, 128*kib)
 	}
 }

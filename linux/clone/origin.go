@@ -187,7 +187,7 @@ func (f *packedFiles) differences(ctx context.Context, from int64, yield func(Ra
 	}
 	var p *pair
 	if err == nil {
-		p, err = newPair(older, f.file)
+		p, err = newPair(older, f.file, f.budget)
 	}
 	if err != nil {
 		yield(Range{}, err)

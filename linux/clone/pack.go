@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/linux/background"
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/linux/tree"
 )
@@ -30,6 +31,8 @@ type Packed struct {
 	IndexSize, Size, Bytes int64
 	// Layout is a checksum of the index without access times. As long as it is the same, an offset has the same meaning.
 	Layout string
+	// Budget limits the comparison with the base of Since. It may be nil.
+	Budget *background.Budget
 
 	index, root *os.File
 	mu          sync.Mutex
@@ -269,7 +272,7 @@ func (p *Packed) Ranges(ctx context.Context, from int64) iter.Seq2[Range, error]
 func (p *Packed) fileRanges(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		f := newPackedFiles(p.root, p.index, p.IndexSize, p.Size, readFlags, ctx.Err)
-		f.base, f.snapshots = p.base, p.snapshots
+		f.base, f.snapshots, f.budget = p.base, p.snapshots, p.Budget
 		defer f.close()
 		for {
 			err := f.next()
@@ -298,6 +301,8 @@ type packedFiles struct {
 	// base contains the origins of files; nil if they have none. snapshots is that of comparison.
 	base      *os.File
 	snapshots bool
+	// budget limits the comparison with the base.
+	budget *background.Budget
 
 	records *indexReader
 	origins *originReader

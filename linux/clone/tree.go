@@ -283,7 +283,7 @@ func (c *treeCopy) fill(e *entry, dst, src *os.File) error {
 
 // copyBytes copies the content of a regular file.
 func (c *treeCopy) copyBytes(dst, src *os.File) error {
-	o := Options{Unshared: c.Unshared}
+	o := Options{Unshared: c.Unshared, Budget: c.Budget}
 	before := c.copied
 	o.Progress = func(bytes int64) {
 		c.copied = before + bytes

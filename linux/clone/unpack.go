@@ -37,6 +37,8 @@ type Target struct {
 	MaxShared int64
 	// Each is called before each record of the index is read. It ends the call with its error.
 	Each func() error
+	// WriteOut means that a write waits until the disk has the data, except that of small files. It is not durable then.
+	WriteOut bool
 }
 
 // files finds the files of the tree, and opens them with flags.
@@ -318,7 +320,11 @@ func (u *Unpacked) WriteAt(b []byte, at int64) (n int, err error) {
 			return n, err
 		}
 		part := b[n:][:min(int64(len(b)-n), f.end()-at-int64(n))]
-		more, err := f.file.WriteAt(part, at+int64(n)-f.start)
+		offset := at + int64(n) - f.start
+		more, err := f.file.WriteAt(part, offset)
+		if err == nil && u.WriteOut && more >= smallFile {
+			err = sys.WriteOut(f.file, offset, int64(more)) // Sync reports the errors of another open file
+		}
 		if n += more; err != nil {
 			return n, err
 		}

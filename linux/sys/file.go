@@ -109,6 +109,16 @@ func WriteBack(f *os.File) error {
 	return wrap("sync_file_range", f, err)
 }
 
+// WriteOut writes the dirty pages of a range of a file, and waits until the disk has them (sync_file_range(2)). They are not durable. An
+// error of writing back is reported only once for an open file description.
+func WriteOut(f *os.File, at, length int64) error {
+	err := unix.SyncFileRange(int(f.Fd()), at, length, unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	if errors.Is(err, unix.ENOSYS) {
+		return nil
+	}
+	return wrap("sync_file_range", f, err)
+}
+
 // NextData returns the first range with data between two offsets (lseek(2), SEEK_DATA). If the file has no
 // data between them, it returns an empty range at end. In a file without information about holes, such as a
 // block device, all bytes are data. Call WriteBack before, so that no data is missed.

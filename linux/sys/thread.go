@@ -18,8 +18,9 @@ func OnOwnThread(do func() error) error {
 
 // Values of linux/ioprio.h.
 const (
-	ioprioWhoProcess = 1 // the calling thread
-	ioprioIdle       = 3 << 13
+	ioprioWhoProcess = 1 // with 0, the calling thread
+	ioprioClassShift = 13
+	ioprioIdle       = 3 << ioprioClassShift
 )
 
 // IdleIO gives reads and direct writes of the calling goroutine the idle I/O priority (ioprio_set(2)): they are served when no
@@ -28,4 +29,17 @@ const (
 func IdleIO() {
 	runtime.LockOSThread()
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
+}
+
+// WithIdleIO calls do with the idle I/O priority, and restores the priority of the thread afterwards.
+func WithIdleIO(do func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, ioprioWhoProcess, 0, 0)
+	if errno != 0 || before>>ioprioClassShift == 0 { // kernels report a level without a class, and refuse to set it
+		before = 0
+	}
+	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
+	defer func() { _, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, before) }()
+	return do()
 }

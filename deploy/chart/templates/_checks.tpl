@@ -139,7 +139,7 @@ directories with another use. */}}
 {{- $place = clean $pool.directory.path -}}
 {{- else if $pool.disks -}}
 {{- $at = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
-{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" "check" "checkWindow" "requireMount" "quota" -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" "trim" "trimWindow" "trimBytesPerSecond" "check" "checkWindow" "backgroundBytesPerSecond" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
 {{- fail (printf "\n\n%s.%s is not for pools of disks, because each volume is one whole disk: remove it" $key .) -}}
 {{- end -}}

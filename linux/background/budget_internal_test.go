@@ -1,0 +1,300 @@
+package background
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// newTask returns the budget of a new task on disks.
+func newTask(rate int64, disks ...*disk) *Budget {
+	b := &Budget{rate: rate}
+	for _, d := range disks {
+		b.shares = append(b.shares, share{disk: d})
+	}
+	return b
+}
+
+// busyDisk returns the budget of a disk that others always use.
+func busyDisk() *disk { return &disk{requests: func() (uint64, bool) { return 0, false }} }
+
+// taking returns a piece that takes some time, and has a number of bytes.
+func taking(d time.Duration, bytes int64) func() (int64, error) {
+	return func() (int64, error) {
+		time.Sleep(d)
+		return bytes, nil
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPace: one task alone has the whole budget: the rate, or half of the time if its pieces take longer than the rate allows.
+func TestPace(t *testing.T) {
+	for name, row := range map[string]struct {
+		took  time.Duration
+		bytes int64
+		want  time.Duration // of 101 pieces, until the last one ends
+	}{
+		"rate":         {time.Millisecond, Piece, 100*10*time.Millisecond + time.Millisecond},
+		"half":         {20 * time.Millisecond, Piece, 201 * 20 * time.Millisecond},
+		"no bytes":     {3 * time.Millisecond, 0, 201 * 3 * time.Millisecond},
+		"a long piece": {10 * time.Second, 0, 201 * 10 * time.Second},
+		"much at once": {time.Millisecond, 1000 * Piece, 100*10*time.Second + time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, began := newTask(100*Piece, busyDisk()), time.Now()
+				for range 101 {
+					must(t, b.Do(t.Context(), taking(row.took, row.bytes)))
+				}
+				if got := time.Since(began); got < row.want || got > row.want+row.want/1000 {
+					t.Errorf("got %v, want %v", got, row.want)
+				}
+			})
+		})
+	}
+}
+
+// use runs pieces of a task until ctx ends, and returns the time for which they ran.
+func use(ctx context.Context, b *Budget, took time.Duration) (sum time.Duration) {
+	for b.Do(ctx, taking(took, 0)) == nil {
+		sum += took
+	}
+	return sum
+}
+
+// TestFairness: tasks with pieces of different cost use the disk for about the same time, also one that begins later.
+func TestFairness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := busyDisk()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var tasks sync.WaitGroup
+		got := make([]time.Duration, 3)
+		for i, took := range []time.Duration{100 * time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond} {
+			tasks.Go(func() {
+				if i == 2 {
+					time.Sleep(30 * time.Second)
+				}
+				got[i] = use(ctx, newTask(Piece, d), took)
+			})
+		}
+		tasks.Wait()
+		t.Log(got)
+		// The disk is used for 30 s: 15 s by two tasks, and then 15 s by three.
+		for i, want := range []time.Duration{12500 * time.Millisecond, 12500 * time.Millisecond, 5 * time.Second} {
+			if got[i] < want*8/10 || got[i] > want*12/10 {
+				t.Errorf("task %d: got %v, want about %v", i, got[i], want)
+			}
+		}
+	})
+}
+
+// TestDifferentDisks: a task on two disks, of which one has been used for hours and the other has not, has its part of both beside the
+// other tasks on them, and these have theirs. While it waits for one disk, a task on the other disk has its turns.
+func TestDifferentDisks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long, short := busyDisk(), busyDisk()
+		must(t, newTask(Piece, long).Do(t.Context(), taking(10*time.Hour, 0)))
+		first := newTask(Piece, long)
+		must(t, first.Do(t.Context(), taking(5*time.Hour, 0)))
+		time.Sleep(5 * time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var tasks sync.WaitGroup
+		got := make([]time.Duration, 4)
+		for i, b := range []*Budget{newTask(Piece, long, short), newTask(Piece, short), newTask(Piece, short), first} {
+			tasks.Go(func() { got[i] = use(ctx, b, 5*time.Millisecond) })
+		}
+		tasks.Wait()
+		t.Log(got)
+		// Each disk is used for 30 s, but for moments in which it waits for the other one.
+		for i, want := range []time.Duration{10 * time.Second, 10 * time.Second, 10 * time.Second, 15 * time.Second} {
+			if got[i] < want*7/10 || got[i] > want*14/10 {
+				t.Errorf("task %d: got %v, want about %v", i, got[i], want)
+			}
+		}
+	})
+}
+
+// TestLongWait: a task that waits for a piece on one of its disks does not keep the other one from other tasks.
+func TestLongWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := busyDisk(), busyDisk()
+		ctx, cancel := context.WithCancel(t.Context())
+		var tasks sync.WaitGroup
+		tasks.Go(func() { must(t, newTask(Piece, b).Do(t.Context(), taking(time.Hour, 0))) })
+		synctest.Wait()
+		tasks.Go(func() { _ = newTask(Piece, a, b).Do(ctx, taking(0, 0)) })
+		synctest.Wait()
+		other, began := newTask(Piece, a), time.Now()
+		for range 10 {
+			must(t, other.Do(t.Context(), taking(time.Millisecond, 0)))
+		}
+		if got := time.Since(began); got != 19*time.Millisecond {
+			t.Errorf("10 pieces of another task took %v, want 19 ms with the rests", got)
+		}
+		cancel()
+		tasks.Wait()
+	})
+}
+
+// TestLongPiece: a task with long pieces does not keep another task waiting while it rests.
+func TestLongPiece(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := busyDisk()
+		must(t, newTask(Piece, d).Do(t.Context(), taking(time.Minute, 0)))
+		began := time.Now()
+		must(t, newTask(Piece, d).Do(t.Context(), taking(0, 0)))
+		if got := time.Since(began); got != maxRest {
+			t.Errorf("got %v, want %v", got, maxRest)
+		}
+	})
+}
+
+// TestCancel: a task whose context ends returns at once, wherever it waits, and the next task has the turn.
+func TestCancel(t *testing.T) {
+	busy := func(d *disk) { _ = newTask(1, d).Do(context.Background(), taking(time.Second, 0)) }
+	for name, prepare := range map[string]func(t *testing.T, d *disk, b *Budget){
+		"for its own rest":    func(t *testing.T, _ *disk, b *Budget) { must(t, b.Do(t.Context(), taking(time.Second, 0))) },
+		"for the disk's rest": func(_ *testing.T, d *disk, _ *Budget) { busy(d) },
+		"for another task":    func(_ *testing.T, d *disk, _ *Budget) { go busy(d) },
+		"for its second disk": func(_ *testing.T, _ *disk, b *Budget) { go busy(b.shares[1].disk) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, second := busyDisk(), busyDisk()
+				b := newTask(1, d, second)
+				prepare(t, d, b)
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				err := b.Do(ctx, func() (int64, error) { return 0, errors.New("the piece ran") })
+				if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 100*time.Millisecond {
+					t.Errorf("got %v after %v, want the end of the context after 100 ms", err, time.Since(began))
+				}
+				must(t, newTask(1, d, second).Do(t.Context(), taking(0, 0)))
+				if got := time.Since(began); got > 2*time.Second {
+					t.Errorf("the next task had its turn after %v, want it after the piece and the rest of a second each", got)
+				}
+				synctest.Wait()
+			})
+		})
+	}
+	if err := (*Budget)(nil).Do(ended(t), taking(0, 0)); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a budget: got %v, want context.Canceled", err)
+	}
+}
+
+func ended(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
+// TestSeveralDisks: tasks on disks that overlap all make progress, and no two are on a disk at the same time.
+func TestSeveralDisks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, c := busyDisk(), busyDisk(), busyDisk()
+		var busy sync.Map
+		var tasks sync.WaitGroup
+		for _, disks := range [][]*disk{{a, b}, {b, c}, {a, c}, {a}, {b}, {c}, {a, b, c}} {
+			tasks.Go(func() {
+				b := newTask(Piece, disks...)
+				for range 100 {
+					must(t, b.Do(t.Context(), func() (int64, error) {
+						for _, d := range disks {
+							if _, taken := busy.LoadOrStore(d, true); taken {
+								t.Error("two tasks use a disk at the same time")
+							}
+						}
+						time.Sleep(time.Millisecond)
+						for _, d := range disks {
+							busy.Delete(d)
+						}
+						return 0, nil
+					}))
+				}
+			})
+		}
+		tasks.Wait()
+	})
+}
+
+// TestPanic: a piece that panics does not keep the turn.
+func TestPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTask(Piece, busyDisk())
+		func() {
+			defer func() { _ = recover() }()
+			_ = b.Do(t.Context(), func() (int64, error) { panic("piece") })
+		}()
+		must(t, b.Do(t.Context(), taking(0, 0)))
+	})
+}
+
+// TestQuiet: while no one else uses the disk, a task continues without a rest, except to detect others. After a request of others it
+// keeps to the rate.
+func TestQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var requests atomic.Uint64
+		d := &disk{requests: func() (uint64, bool) { return requests.Load(), true }}
+		b := newTask(100*Piece, d) // with 1 ms for a piece, it rests for 9 ms
+		pieces := func(long time.Duration) (n int) {
+			for end := time.Now().Add(long); time.Now().Before(end); n++ {
+				must(t, b.Do(t.Context(), func() (int64, error) {
+					requests.Add(3)
+					return taking(time.Millisecond, Piece)()
+				}))
+			}
+			return n
+		}
+		between := func(what string, n, low, high int) {
+			t.Helper()
+			if n < low || n > high {
+				t.Errorf("%s: got %d pieces, want %d to %d", what, n, low, high)
+			}
+		}
+		between("at first", pieces(quietTime), 49, 51)
+		pieces(quietTime)
+		between("without others", pieces(10*time.Second), 8900, 9200)
+		ctx, stop := context.WithCancel(t.Context())
+		go func() {
+			for ctx.Err() == nil {
+				time.Sleep(3 * time.Millisecond)
+				requests.Add(1)
+			}
+		}()
+		between("beside others", pieces(10*time.Second), 1000, 1060)
+		stop()
+		pieces(2 * quietTime)
+		between("without others again", pieces(10*time.Second), 8900, 9200)
+	})
+}
+
+// TestListen: on a disk that no one else uses, each rest has the length in which others are detected, also after pieces that are due to
+// rest for less.
+func TestListen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTask(1<<40, &disk{requests: func() (uint64, bool) { return 0, true }})
+		rests := map[time.Duration]int{}
+		for began := time.Now(); time.Since(began) < 10*time.Second; {
+			before := time.Now()
+			must(t, b.Do(t.Context(), taking(100*time.Microsecond, 0)))
+			rests[time.Since(before)-100*time.Microsecond]++
+		}
+		if n := rests[listenTime]; len(rests) != 3 || n < 150 || n > 170 { // the others are 0, and at first that of a piece
+			t.Errorf("got rests %v, want about 160 of %v after the first ones", rests, listenTime)
+		}
+	})
+}

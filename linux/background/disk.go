@@ -1,0 +1,68 @@
+package background
+
+import "time"
+
+const (
+	// quietTime is the sum of rests without requests of others after which the disk no longer rests for them. Then it rests only for
+	// listenTime once in listenInterval, to detect them.
+	quietTime      = 500 * time.Millisecond
+	listenTime     = 5 * time.Millisecond
+	listenInterval = 50 * time.Millisecond
+)
+
+// disk is the budget of one disk.
+type disk struct {
+	// requests returns the number of requests that the disk has got, also of this process. ok is false if it is not known.
+	requests func() (n uint64, ok bool)
+
+	// The following fields belong to the task that has the turn.
+
+	// lastRest is the length of the rest before the turn, and 0 if it has been listened to. requestsBefore is the number of requests at
+	// its beginning.
+	lastRest       time.Duration
+	requestsBefore uint64
+	// listenedAt is when the last rest ended, and quiet the sum of the rests since the last one with requests of others.
+	listenedAt time.Time
+	quiet      time.Duration
+
+	// The following fields are protected by turns.
+
+	running, resting bool // a task has the turn, or the disk rests after one
+	restUntil        time.Time
+	// lastTurnUse is the largest use that a task had at the beginning of its turn. A task that begins does not count as having used less.
+	lastTurnUse time.Duration
+}
+
+// listen detects requests of others during the rest that has ended.
+func (d *disk) listen() {
+	if d.lastRest == 0 {
+		return
+	}
+	if n, ok := d.requests(); ok && n == d.requestsBefore {
+		d.quiet += d.lastRest
+	} else {
+		d.quiet = 0
+	}
+	d.lastRest, d.listenedAt = 0, time.Now()
+}
+
+// restAfter begins a rest after a piece, and returns its length. due is that length while others use the disk.
+func (d *disk) restAfter(due time.Duration) time.Duration {
+	rest := due
+	if d.quiet >= quietTime {
+		if time.Since(d.listenedAt) < listenInterval {
+			return 0
+		}
+		rest = listenTime // also if less is due: a short rest would miss most requests
+	}
+	d.lastRest = min(rest, maxRest)
+	d.requestsBefore, _ = d.requests()
+	return rest
+}
+
+// extend makes the disk rest for some time from now on. The caller holds turns.
+func (d *disk) extend(rest time.Duration) {
+	if until := time.Now().Add(min(rest, maxRest)); until.After(d.restUntil) {
+		d.restUntil = until
+	}
+}

@@ -1,0 +1,146 @@
+package background
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+)
+
+// grace is the time in which a task can begin to wait again after its piece, so that it is compared with the others that wait.
+const grace = 200 * time.Microsecond
+
+// queue gives the turns on all disks. A task gets the turn on all of its disks at once, so it keeps no disk from other tasks while it
+// waits for a piece on another disk, which may take long or not end.
+type queue struct {
+	sync.Mutex
+	waiting []*waiter
+}
+
+// turns is the queue of this process.
+var turns queue
+
+// waiter is a task that waits for its turn.
+type waiter struct {
+	*Budget
+	turn chan struct{} // closed when the task has the turn
+}
+
+// add adds a task to those that wait.
+func (q *queue) add(b *Budget) *waiter {
+	q.Lock()
+	defer q.Unlock()
+	for i, s := range b.shares {
+		b.shares[i].use = max(s.use, s.lastTurnUse)
+	}
+	w := &waiter{b, make(chan struct{})}
+	q.waiting = append(q.waiting, w)
+	q.next()
+	return w
+}
+
+// leave removes a task from those that wait, or ends its turn.
+func (q *queue) leave(w *waiter) {
+	q.Lock()
+	defer q.Unlock()
+	if i := slices.Index(q.waiting, w); i >= 0 {
+		q.waiting = slices.Delete(q.waiting, i, i+1)
+		q.next() // the task may have been before others
+		return
+	}
+	for _, s := range w.shares {
+		q.pass(s.disk)
+	}
+	q.next()
+}
+
+// end ends the turn of a task after a piece. The disks rest.
+func (q *queue) end(b *Budget, took, rest time.Duration) {
+	q.Lock()
+	defer q.Unlock()
+	for i, s := range b.shares {
+		b.shares[i].use += took + rest
+		s.extend(rest)
+		if q.awaited(s.disk) {
+			s.extend(grace)
+		}
+		q.pass(s.disk)
+	}
+	q.next()
+}
+
+// awaited reports whether a task waits for a disk. The caller holds q.
+func (q *queue) awaited(d *disk) bool {
+	return slices.ContainsFunc(q.waiting, func(w *waiter) bool { return w.any(func(o *disk) bool { return o == d }) })
+}
+
+// pass ends the turn on a disk when it has rested. The caller holds q.
+func (q *queue) pass(d *disk) {
+	left := time.Until(d.restUntil)
+	d.running, d.resting = false, left > 0
+	if !d.resting {
+		return
+	}
+	time.AfterFunc(left, func() {
+		q.Lock()
+		defer q.Unlock()
+		q.pass(d)
+		q.next()
+	})
+}
+
+// next gives turns to the tasks that can have them, those with the least excess first. A task that waits only for rests keeps its disks
+// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. The caller holds q.
+func (q *queue) next() {
+	least := q.leastUse()
+	slices.SortStableFunc(q.waiting, func(v, w *waiter) int { return cmp.Compare(v.excess(least), w.excess(least)) })
+	kept := map[*disk]bool{}
+	q.waiting = slices.DeleteFunc(q.waiting, func(w *waiter) bool {
+		if w.any(func(d *disk) bool { return d.running }) {
+			return false
+		}
+		free := !w.any(func(d *disk) bool { return d.resting || kept[d] })
+		for _, s := range w.shares {
+			kept[s.disk] = true
+		}
+		if free {
+			w.start()
+		}
+		return free
+	})
+}
+
+// leastUse returns the use of each disk by the waiting task that has used it least.
+func (q *queue) leastUse() map[*disk]time.Duration {
+	least := map[*disk]time.Duration{}
+	for _, w := range q.waiting {
+		for _, s := range w.shares {
+			if use, ok := least[s.disk]; !ok || s.use < use {
+				least[s.disk] = s.use
+			}
+		}
+	}
+	return least
+}
+
+// excess returns by how much the task has used a disk more than the others that wait for it: the largest of its disks. The use of one
+// disk is not compared with that of another.
+func (w *waiter) excess(least map[*disk]time.Duration) (excess time.Duration) {
+	for _, s := range w.shares {
+		excess = max(excess, s.use-least[s.disk])
+	}
+	return excess
+}
+
+// any reports whether a condition holds for any disk of the task.
+func (w *waiter) any(holds func(*disk) bool) bool {
+	return slices.ContainsFunc(w.shares, func(s share) bool { return holds(s.disk) })
+}
+
+// start begins the turn of the task.
+func (w *waiter) start() {
+	for _, s := range w.shares {
+		s.running, s.lastTurnUse = true, max(s.lastTurnUse, s.use)
+	}
+	close(w.turn)
+}
