@@ -32,6 +32,15 @@ func ExplainMount(err error) error {
 	return err
 }
 
+// ExplainMountFlags returns ErrInvalid with the flags and the remedy for an error of mount flags (mount.ErrBadOption).
+func ExplainMountFlags(flags []string, err error) error {
+	remedy := "remove it from mountOptions"
+	if errors.Is(err, mount.ErrBadContext) { // the kubelet sets a context, too
+		remedy = "set seLinuxMount: false in the chart, or, with Kubernetes 1.33 and later, seLinuxChangePolicy: Recursive in the pod's securityContext; if mountOptions contain the context, remove it"
+	}
+	return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: %s", flags, err, remedy)
+}
+
 // ExplainDetach adds the volume, and ErrInUse, to the error of detaching a loop device that is mounted
 // or open. It returns any other error unchanged.
 func ExplainDetach(v volume.Volume, err error) error {

@@ -203,7 +203,7 @@ func newRequest(id, field, path string, c *csi.VolumeCapability, readOnly bool) 
 		return r, err
 	}
 	if r.options, err = mount.ParseFlags(r.capability.MountFlags); err != nil {
-		return r, volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", r.capability.MountFlags, err)
+		return r, backend.ExplainMountFlags(r.capability.MountFlags, err)
 	}
 	if r.readOnly = readOnly || r.capability.Mode.ReadOnly(); r.readOnly {
 		r.options = r.options.ReadOnly()

@@ -86,7 +86,7 @@ func mountAt(ctx context.Context, source mount.Source, r request) (err error) {
 func explainMount(v volume.Volume, r request, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrBadOption):
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", r.capability.MountFlags, err)
+		return backend.ExplainMountFlags(r.capability.MountFlags, err)
 	case errors.Is(err, mount.ErrDamaged):
 		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; check its image with the tools of %s", v.ID, err, v.FSType)
 	}

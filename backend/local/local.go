@@ -80,11 +80,11 @@ func checkMountFlags(words []string) error {
 	flags, err := mount.ParseFlags(words)
 	switch {
 	case err != nil:
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", words, err)
+		return backend.ExplainMountFlags(words, err)
 	case len(flags.Data) > 0:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories, have no filesystem of their own, and cannot have %s: remove it from mountOptions", words, Name, strings.Join(flags.Data, ","))
 	case flags.Context != "":
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories, which share a filesystem, and cannot be mounted with an SELinux context each: set seLinuxMount: false in the chart, or, with Kubernetes 1.33 and later, seLinuxChangePolicy: Recursive in the pod's securityContext; if mountOptions contain the context, remove it", words, Name)
+		return backend.ExplainMountFlags(words, fmt.Errorf("%w: volumes of backend %s are directories, which share a filesystem", mount.ErrBadContext, Name))
 	}
 	return nil
 }

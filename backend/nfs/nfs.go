@@ -67,7 +67,7 @@ func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 // checkMountFlags refuses NFS options that the driver sets or does not support.
 func checkMountFlags(words []string) error {
 	if err := mount.CheckNFSOptions(words); err != nil {
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", words, err)
+		return backend.ExplainMountFlags(words, err)
 	}
 	return nil
 }

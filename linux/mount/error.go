@@ -32,5 +32,9 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrBadOption means that this package or the filesystem does not accept a mount flag.
-var ErrBadOption = errors.New("mount option not accepted")
+var (
+	// ErrBadOption means that this package or the filesystem does not accept a mount flag.
+	ErrBadOption = errors.New("mount option not accepted")
+	// ErrBadContext is an ErrBadOption: the filesystem cannot have the SELinux context of the mount flags.
+	ErrBadContext = fmt.Errorf("%w: context", ErrBadOption)
+)

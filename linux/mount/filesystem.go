@@ -21,7 +21,7 @@ type Detached struct {
 }
 
 // Filesystem mounts the filesystem on a device without a path. The error is an *Error with the messages of the
-// kernel, and wraps ErrBadOption if the kernel refused an option.
+// kernel, and wraps ErrBadOption or ErrBadContext if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	hasOptions := len(o.FilesystemFlags()) > 0
 	if fsType == "xfs" { // copies of an image have the same UUID, and without nouuid the kernel mounts only one (xfs(5))
@@ -32,7 +32,7 @@ func Filesystem(device, fsType string, o Options) (*Detached, error) {
 		case !hasOptions || !errors.Is(err, unix.EINVAL): // some options are checked only now
 			return err
 		case fsType == "btrfs" && o.Context != "":
-			return fmt.Errorf("%w: %w: Linux 6.1 accepts no SELinux context for btrfs: use another filesystem, or set seLinuxMount: false in the chart or, with Kubernetes 1.33 and later, seLinuxChangePolicy: Recursive in the pod", ErrBadOption, err)
+			return fmt.Errorf("%w: Linux 6.1 accepts no SELinux context for btrfs (%w)", ErrBadContext, err)
 		}
 		return errors.Join(ErrBadOption, err)
 	})

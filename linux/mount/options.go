@@ -43,8 +43,8 @@ var forbidden = []string{
 	"source", "device", "logdev", "rtdev", "journal_path", "journal_dev", "subvol", "subvolid",
 }
 
-// ParseFlags separates mount flags. The error is ErrBadOption if a flag would mount another source. The kernel checks
-// the options of the filesystem when it mounts.
+// ParseFlags separates mount flags. The error is ErrBadOption if a flag would mount another source, and ErrBadContext if
+// the flags set two SELinux contexts. The kernel checks the options of the filesystem when it mounts.
 func ParseFlags(flags []string) (Options, error) {
 	var o Options
 	for _, word := range mountflags.Split(flags) {
@@ -89,7 +89,7 @@ func (o *Options) setContext(value string) error {
 	case !ok:
 		return &Error{Op: op, Err: ErrBadOption}
 	case o.Context != "" && o.Context != context:
-		return &Error{Op: op, Err: fmt.Errorf("%w: another flag sets the context %s: remove the context from mountOptions, or set seLinuxMount: false in the chart", ErrBadOption, o.Context)}
+		return &Error{Op: op, Err: fmt.Errorf("%w: another flag sets %s", ErrBadContext, o.Context)}
 	}
 	o.Context = context
 	return nil
