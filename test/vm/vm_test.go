@@ -76,13 +76,18 @@ type guest struct {
 	prelude  string        // a bash command that runs before the programs
 	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
 	cluster  bool          // the programs run beside the control plane of a cluster, which cluster.sh starts
-	selinux  bool          // SELinux is enforced with the policy of selinux.sh, except during the first program
+	selinux  bool          // SELinux is enforced with the policy of selinux.sh while the programs run
 	api      bool          // TRIVET_TEST_CLUSTER is set to the path of a directory with etcd and kube-apiserver
 	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration // the guest is ended after this time
 	long     bool          // the guest runs only with -long
 	programs []program
+	// beforePolicy are the programs that run before the programs, in a guest with selinux without a policy.
+	beforePolicy []program
 }
+
+// allPrograms returns the programs in the order in which they run.
+func (g guest) allPrograms() []program { return slices.Concat(g.beforePolicy, g.programs) }
 
 var long = flag.Bool("long", false, "also run the guests that take minutes each")
 
@@ -144,8 +149,8 @@ var guests = []guest{
 	},
 	{
 		name: "selinux", disks: []string{"8G", "8G"}, prelude: nfsDisk, selinux: true, long: true, limit: 10 * time.Minute,
+		beforePolicy: []program{{"./doctor", []string{"-test.run", "^TestSELinuxWithoutPolicy$"}, passed("TestSELinuxWithoutPolicy")}},
 		programs: []program{
-			{"./doctor", []string{"-test.run", "^TestSELinuxWithoutPolicy$"}, passed("TestSELinuxWithoutPolicy")},
 			{"./linux/mount", []string{"-test.run", "^Test(CanonicalContext|ProbeContext)$"}, passed("TestCanonicalContext", "TestProbeContext")},
 			{
 				"./backend/loop",
@@ -569,8 +574,8 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 		// Package nfsd needs mounts that propagate.
 		enter = []string{"IN=0", quote(in), "unshare", "--mount", "--propagation", "shared"}
 	}
-	for i, p := range g.programs {
-		if g.selinux && i == 1 {
+	for i, p := range g.allPrograms() {
+		if g.selinux && i == len(g.beforePolicy) {
 			policy := strings.TrimSpace(run(ctx, t, exec.CommandContext(ctx, "./selinux.sh")))
 			lines = append(lines, "mount -t selinuxfs none /sys/fs/selinux && dd if="+quote(policy)+" of=/sys/fs/selinux/load bs=64M iflag=fullblock status=none && echo 1 >/sys/fs/selinux/enforce || exit")
 		}
@@ -598,7 +603,7 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 func check(t *testing.T, g guest, out string) {
 	t.Helper()
 	t.Log(out)
-	for _, p := range g.programs {
+	for _, p := range g.allPrograms() {
 		for _, want := range p.want {
 			if !want.MatchString(out) {
 				t.Errorf("%s: no line of the output matches %s, so the test did not run or did not pass", p.pkg, want)
