@@ -9,6 +9,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// SameContext is the remedy for a request with another SELinux context than that of the mounted volume.
+const SameContext = "a mounted filesystem has one context: give all pods that use the volume on this node the same seLinuxOptions, or end the other pods first"
+
 // ExplainMount adds a sentinel error of package volume to an error of mounting: ErrInvalid for a
 // mount option, ErrUnavailable if a retry may succeed, ErrPrecondition if an administrator must change
 // something first.
@@ -18,6 +21,8 @@ func ExplainMount(err error) error {
 		return nil
 	case errors.Is(err, mount.ErrBadOption), errors.Is(err, mount.ErrUnknownContext):
 		return volume.Errorf(volume.ErrInvalid, "%w", err)
+	case errors.Is(err, mount.ErrOtherContext):
+		return volume.Errorf(volume.ErrPrecondition, "%w: %s", err, SameContext)
 	case errors.Is(err, mount.ErrServerSilent), errors.Is(err, mount.ErrServerName):
 		return volume.Errorf(volume.ErrUnavailable, "%w", err)
 	}

@@ -23,6 +23,6 @@ func checkContext(kind error, r request, source mount.Source, path string) error
 	if err != nil || mounted == requested {
 		return backend.ExplainMount(err)
 	}
-	return volume.Errorf(kind, "volume %s (%s) is mounted at %q with the SELinux context %s, and the request has %s: a mounted filesystem has one context: give all pods that use the volume on this node the same seLinuxOptions, or end the other pods first",
-		r.id, source, path, cmp.Or(mounted, "(none)"), r.options.Context)
+	return volume.Errorf(kind, "volume %s (%s) is mounted at %q with the SELinux context %s, and the request has %s: %s",
+		r.id, source, path, cmp.Or(mounted, "(none)"), r.options.Context, backend.SameContext)
 }

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,7 +34,7 @@ func testSELinux(t *testing.T, d *Driver, kind Kind) {
 	enabled := !errors.Is(mount.ProbeContext(oneContext), mount.ErrNoSELinux)
 	switch {
 	case kind.Has(Directory | NodeLocal):
-		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", oneContext)
+		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", oneContext, "seLinuxMount: false")
 	case enabled:
 		testContext(t, l)
 		return
@@ -57,7 +58,7 @@ func testContext(t *testing.T, l *testVolume) {
 	}
 	l.cap = kind.withContext(oneContext)
 	if err := l.stage(t.Context()); kind.FSType == "btrfs" && err != nil { // before the new mount API of btrfs
-		wantCode(t, err, codes.InvalidArgument, oneContext, "no SELinux context for btrfs")
+		wantCode(t, err, codes.InvalidArgument, oneContext, "no SELinux context for btrfs", "seLinuxMount: false")
 		return
 	}
 	l.stageAndPublish(t)
@@ -77,7 +78,10 @@ func testContext(t *testing.T, l *testVolume) {
 		wantCode(t, l.publishAt(t.Context(), second, readOnly), codes.FailedPrecondition, oneContext, otherContext)
 	}
 	l.cap = kind.Capability(kind.widestMode(), fmt.Sprintf("context=%q", oneContext), fmt.Sprintf("context=%q", otherContext))
-	wantCode(t, l.stage(t.Context()), codes.InvalidArgument, oneContext, otherContext)
+	wantCode(t, l.stage(t.Context()), codes.InvalidArgument, oneContext, otherContext, "seLinuxMount: false")
+	if kind.Has(Filesystem) {
+		testContextElsewhere(t, l)
+	}
 
 	l.cap = kind.withContext(oneContext)
 	must(t, l.publishAt(t.Context(), second, true))
@@ -98,6 +102,21 @@ func testContext(t *testing.T, l *testVolume) {
 	l.stageAndPublish(t)
 	l.cap = kind.withContext(oneContext)
 	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "(none)", oneContext)
+}
+
+// testContextElsewhere: a staged volume is refused at another staging path, also with another context or without one.
+func testContextElsewhere(t *testing.T, l *testVolume) {
+	t.Helper()
+	second := *l
+	second.staging = filepath.Join(filepath.Dir(l.staging), "elsewhere")
+	must(t, os.Mkdir(second.staging, 0o755))
+	for _, c := range []*csi.VolumeCapability{l.kind.withContext(oneContext), l.kind.withContext(otherContext), l.kind.Capability(l.kind.widestMode())} {
+		second.cap = c
+		wantCode(t, second.stage(t.Context()), codes.FailedPrecondition, l.staging, "unstage")
+	}
+	if n := mountsAt(t, second.staging); n != 0 {
+		t.Errorf("got %d mounts at the second staging path, want none", n)
+	}
 }
 
 // testContextOfClone: a volume and its clone have different contexts at the same time.

@@ -78,7 +78,7 @@ func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) 
 // explainMount adds the reason to the error of a mount.
 func explainMount(err error) error {
 	switch {
-	case errors.Is(err, mount.ErrBadOption):
+	case errors.Is(err, mount.ErrBadOption), errors.Is(err, mount.ErrOtherContext):
 		return err
 	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EIO), errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w: %w", mount.ErrDamaged, err)

@@ -21,15 +21,21 @@ type Detached struct {
 }
 
 // Filesystem mounts the filesystem on a device without a path. The error is an *Error with the messages of the
-// kernel, and wraps ErrBadOption or ErrBadContext if the kernel refused an option.
+// kernel, and wraps ErrBadOption, ErrBadContext or ErrOtherContext if the kernel refused an option.
 func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	hasOptions := len(o.FilesystemFlags()) > 0
 	if fsType == "xfs" { // copies of an image have the same UUID, and without nouuid the kernel mounts only one (xfs(5))
 		o.Data = append(slices.Clone(o.Data), "nouuid")
 	}
 	return detached(device, fsType, o, func(err error) error {
+		if !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+		if other := otherContext(device, fsType, o.Context); other != nil {
+			return fmt.Errorf("%w (%w)", other, err)
+		}
 		switch {
-		case !hasOptions || !errors.Is(err, unix.EINVAL): // some options are checked only now
+		case !hasOptions: // some options are checked only now
 			return err
 		case fsType == "btrfs" && o.Context != "":
 			return fmt.Errorf("%w: Linux 6.1 accepts no SELinux context for btrfs (%w)", ErrBadContext, err)

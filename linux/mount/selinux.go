@@ -1,8 +1,10 @@
 package mount
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +18,8 @@ var (
 	ErrNoSELinux = errors.New("SELinux is not enabled on this node, but the mount option context needs it: remove the option, or enable SELinux")
 	// ErrUnknownContext means that the SELinux policy of this node does not contain a context.
 	ErrUnknownContext = errors.New("the SELinux policy of this node does not contain the context: correct the mount option context, or seLinuxOptions of the pod")
+	// ErrOtherContext means that the filesystem is already mounted with another SELinux context.
+	ErrOtherContext = errors.New("the filesystem is already mounted with another SELinux context")
 )
 
 // ContextAt returns the SELinux context with which the filesystem at a path was mounted, in its canonical form. It is
@@ -55,10 +59,46 @@ func CanonicalContext(context string) (string, error) {
 	return answer, err
 }
 
+// otherContext returns ErrOtherContext if the filesystem on a device is mounted with another SELinux context than the given
+// one, which may be empty. All mounts of a filesystem have the same context, and the kernel returns EINVAL for another one.
+func otherContext(device, fsType, context string) error {
+	canonical, err := CanonicalContext(context) // ErrUnknownContext if it is empty
+	if errors.Is(err, ErrNoSELinux) {
+		return nil
+	}
+	mounts, err := Table(func(e *Entry) bool { return e.FSType == fsType && IsOfDevice(e, device) })
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return differentContext(mounts[0], canonical)
+	}
+	f, err := os.OpenFile(device, unix.O_RDONLY|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EBUSY) { // the kernel has the filesystem open
+		return fmt.Errorf("%w in another mount namespace, and this one needs %s: find it in /proc/*/mountinfo", ErrOtherContext, cmp.Or(context, noContext))
+	}
+	if err == nil {
+		f.Close()
+	}
+	return nil
+}
+
+// noContext is the text for a mount without a context.
+const noContext = "(none)"
+
+// differentContext returns ErrOtherContext if a mount has another SELinux context than the given one.
+func differentContext(e *Entry, context string) error {
+	mounted := contextIn(e.VFSOptions)
+	if mounted == context {
+		return nil
+	}
+	return fmt.Errorf("%w: at %s it has %s, and this mount needs %s", ErrOtherContext, e.Mountpoint, cmp.Or(mounted, noContext), cmp.Or(context, noContext))
+}
+
 // askSELinux writes a context to the file context of a selinuxfs, and returns the answer of the kernel. It mounts the
 // filesystem, because that of the node is not visible in a container.
 func askSELinux(context string) (string, error) {
-	fs, err := Filesystem("selinuxfs", "selinuxfs", Options{})
+	fs, err := detached("selinuxfs", "selinuxfs", Options{}, func(err error) error { return err })
 	if err != nil {
 		return "", err
 	}

@@ -151,12 +151,13 @@ var guests = []guest{
 		name: "selinux", disks: []string{"8G", "8G"}, prelude: nfsDisk, selinux: true, long: true, limit: 10 * time.Minute,
 		beforePolicy: []program{{"./doctor", []string{"-test.run", "^TestSELinuxWithoutPolicy$"}, passed("TestSELinuxWithoutPolicy")}},
 		programs: []program{
-			{"./linux/mount", []string{"-test.run", "^Test(CanonicalContext|ProbeContext)$"}, passed("TestCanonicalContext", "TestProbeContext")},
+			{"./linux/mount", []string{"-test.run", "^Test(CanonicalContext|ProbeContext|OtherContext)$"}, passed("TestCanonicalContext", "TestProbeContext", "TestOtherContext/ext4", "TestOtherContext/xfs")},
 			{
 				"./backend/loop",
 				[]string{"-test.run", "^TestConformance$/^images-xfs$/^(ext4|xfs|btrfs)$/^SELinux$"},
 				passed("TestConformance/images-xfs/ext4/SELinux/clone", "TestConformance/images-xfs/xfs/SELinux/clone", "TestConformance/images-xfs/btrfs/SELinux"),
 			},
+			{"./backend/disk", []string{"-test.run", "^TestDisks$/./^ext4$/^SELinux$"}, passed("TestDisks/disks/ext4/SELinux")},
 			{"./backend/nfs", []string{"-test.run", "^TestConformance$/./^dir$/^SELinux$"}, passed("TestConformance/nfs/dir/SELinux/clone")},
 			{"./backend/local", []string{"-test.run", "^TestConformance$/^directories-unlimited$/^dir$/^SELinux$"}, passed("TestConformance/directories-unlimited/dir/SELinux")},
 		},
