@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
-	"k8s.io/utils/lru"
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -95,7 +94,7 @@ func checkFit(fsType, option, value string, size int64) error {
 // Formatter creates filesystems on images.
 type Formatter struct {
 	making    singleflight.Group // calls of makeTemplate, by the key in templates
-	templates *lru.Cache         // of *template; nil for filesystems of which none can be made
+	templates *templateCache
 	// turns are held while makeTemplate has a file in memory, by the type of filesystem: if mkfs of one type hangs, the
 	// templates of the others are still made.
 	turns map[string]*semaphore.Weighted
@@ -103,7 +102,7 @@ type Formatter struct {
 
 // NewFormatter returns a formatter with an empty template cache.
 func NewFormatter() *Formatter {
-	f := &Formatter{templates: lru.New(maxTemplates), turns: map[string]*semaphore.Weighted{}}
+	f := &Formatter{templates: newTemplateCache(), turns: map[string]*semaphore.Weighted{}}
 	for fsType := range layouts {
 		f.turns[fsType] = semaphore.NewWeighted(1)
 	}

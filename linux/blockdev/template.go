@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/sys"
@@ -20,10 +22,14 @@ const (
 	// maxTemplateDevice is the largest device in bytes that is formatted from a template. For an ext4, mkfs
 	// takes about 1 ms per GiB.
 	maxTemplateDevice = 16 * gib
-	// maxTemplates and maxTemplateSize limit the memory of the cache to 40 MiB. A template of an ext4 has 0.6 MiB for 1 GiB and
-	// 4.2 MiB for 16 GiB, most of it for later growth (the resize inode). Those of the others have less than 1 MiB.
-	maxTemplates    = 8
+	// maxTemplateMemory limits the memory of all templates. A template of an ext4 has 0.6 MiB for 1 GiB and 4.2 MiB for 16 GiB,
+	// most of it for later growth (the resize inode), that of a btrfs 0.8 MiB, and that of an xfs 0.2 MiB. So the templates of
+	// 26 sizes of about 1 GiB, or of 3 sizes of about 16 GiB, are kept. Making one again takes as long as mkfs.
+	maxTemplateMemory = 16 * mib
+	// maxTemplateSize limits the blocks of one template.
 	maxTemplateSize = 5 * mib
+	// entryMemory is what an entry of the cache needs in addition to the blocks.
+	entryMemory = 16 << 10
 	// maxTemplateTime limits mkfs, because mkfs.btrfs reads the backing file of every device in the mount table, and one of
 	// them may be on a server that does not answer.
 	maxTemplateTime = 20 * time.Second
@@ -47,6 +53,37 @@ type extent struct {
 	structures []structure
 }
 
+// templateCache contains the templates that were used last, up to maxTemplateMemory.
+type templateCache struct {
+	templates *lru.Cache // of *template; nil for filesystems of which none can be made
+	mu        sync.Mutex
+	bytes     int // the memory of the templates
+}
+
+func newTemplateCache() *templateCache {
+	c := &templateCache{}
+	c.templates = lru.NewWithEvictionFunc(0, func(_ lru.Key, t any) { c.bytes -= t.(*template).memory() })
+	return c
+}
+
+func (c *templateCache) get(key string) (*template, bool) {
+	t, ok := c.templates.Get(key)
+	if !ok {
+		return nil, false
+	}
+	return t.(*template), true
+}
+
+func (c *templateCache) add(key string, t *template) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.templates.Remove(key) // Add would replace it without the eviction function
+	c.templates.Add(key, t)
+	for c.bytes += t.memory(); c.bytes > maxTemplateMemory; {
+		c.templates.RemoveOldest()
+	}
+}
+
 // template returns the template for a filesystem of size bytes; nil if there is none. If the cache has none, it
 // creates one with mkfs. It returns nil early enough that half of the time until the deadline of ctx is left.
 func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *template {
@@ -54,8 +91,8 @@ func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *
 		return nil
 	}
 	key := fmt.Sprintf("%s %d %d %q", spec.FSType, size, spec.SectorSize, spec.Options)
-	if t, ok := f.templates.Get(key); ok {
-		return t.(*template)
+	if t, ok := f.templates.get(key); ok {
+		return t
 	}
 	// Callers with the same key share one mkfs, which must not end with the context of the first caller.
 	made := f.making.DoChan(key, func() (any, error) {
@@ -63,7 +100,7 @@ func (f *Formatter) template(ctx context.Context, size int64, spec FormatSpec) *
 		defer cancel()
 		t, err := f.makeTemplate(ctx, size, spec)
 		if err == nil || errors.Is(err, errUnsuitable) {
-			f.templates.Add(key, t)
+			f.templates.add(key, t)
 		}
 		if err != nil {
 			klog.FromContext(ctx).Info("No template of this filesystem", "filesystem", spec.FSType, "bytes", size, "reason", err)
@@ -96,7 +133,7 @@ func (f *Formatter) makeTemplate(ctx context.Context, size int64, spec FormatSpe
 		return nil, fmt.Errorf("waiting for another template: %w", err)
 	}
 	defer turn.Release(1)
-	mem, err := memoryFile("trivet-template")
+	mem, err := memoryFile()
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +155,8 @@ func (f *Formatter) makeTemplate(ctx context.Context, size int64, spec FormatSpe
 }
 
 // memoryFile creates a file in memory that cannot be executed. Linux before 6.3 does not know MFD_NOEXEC_SEAL.
-func memoryFile(name string) (*os.File, error) {
+func memoryFile() (*os.File, error) {
+	const name = "trivet-template"
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
@@ -199,6 +237,14 @@ func (t *template) size() (size int) {
 		size += len(e.data)
 	}
 	return size
+}
+
+// memory returns the memory in bytes that an entry of the cache needs.
+func (t *template) memory() int {
+	if t == nil {
+		return entryMemory
+	}
+	return t.size() + entryMemory
 }
 
 // write copies the template to a blank image, with new UUIDs. It writes the primary superblock last; half is the crash

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -13,7 +14,7 @@ import (
 // newMemory creates a file of 1 GiB in memory.
 func newMemory(t *testing.T) *os.File {
 	t.Helper()
-	f, err := memoryFile("test")
+	f, err := memoryFile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +107,69 @@ func TestIdentities(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTemplateMemory: the templates have the sizes that the comment of maxTemplateMemory gives.
+func TestTemplateMemory(t *testing.T) {
+	f, sum := NewFormatter(), 0
+	for _, tc := range []struct {
+		fsType      string
+		size        int64
+		least, most float64 // MiB
+	}{
+		{"ext4", gib, 0.5, 0.7},
+		{"ext4", 16 * gib, 4, 4.4},
+		{"xfs", gib, 0.1, 0.3},
+		{"xfs", 16 * gib, 0.1, 0.3},
+		{"btrfs", gib, 0.6, 0.9},
+		{"btrfs", 16 * gib, 0.6, 0.9},
+	} {
+		made := f.template(t.Context(), tc.size, FormatSpec{FSType: tc.fsType, SectorSize: 4096})
+		if made == nil {
+			t.Fatalf("got no template of %s with %d bytes", tc.fsType, tc.size)
+		}
+		if got := float64(made.size()) / mib; got < tc.least || got > tc.most {
+			t.Errorf("got a template of %.2f MiB for %s with %d bytes, want %v to %v MiB", got, tc.fsType, tc.size, tc.least, tc.most)
+		}
+		sum += made.memory()
+	}
+	if f.templates.bytes != sum {
+		t.Errorf("got %d bytes in the cache, want %d", f.templates.bytes, sum)
+	}
+}
+
+// TestTemplateCache: the templates that were not used for the longest time are removed when the others exceed the limit. An entry
+// that is replaced counts once, and entries without a template are limited, too.
+func TestTemplateCache(t *testing.T) {
+	c := newTemplateCache()
+	large := &template{extents: []extent{{data: make([]byte, maxTemplateSize)}}}
+	has := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, key := range []string{"a", "b", "c", "d"} {
+			if _, ok := c.get(key); ok {
+				got = append(got, key)
+			}
+		}
+		if !slices.Equal(got, want) || c.bytes != len(want)*large.memory() {
+			t.Errorf("got templates %v with %d bytes, want %v", got, c.bytes, want)
+		}
+	}
+	c.add("a", large)
+	c.add("b", large)
+	c.add("c", large)
+	has("a", "b", "c")
+	c.get("a")
+	c.add("d", large)
+	has("a", "c", "d")
+	c.add("d", large)
+	has("a", "c", "d")
+	for i := range 2 * maxTemplateMemory / entryMemory {
+		c.add(strconv.Itoa(i), nil)
+	}
+	if n := c.templates.Len(); c.bytes > maxTemplateMemory || n > maxTemplateMemory/entryMemory {
+		t.Errorf("got %d entries with %d bytes, want at most %d bytes", n, c.bytes, maxTemplateMemory)
 	}
 }
 
