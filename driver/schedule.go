@@ -137,12 +137,12 @@ func (f failures) lastRun(c candidate) time.Time {
 	return c.last
 }
 
-// oldest returns when the last complete run was for the candidate for which it was the longest time ago, without those that were
-// skipped. It is zero without a candidate.
-func (f failures) oldest(all []candidate) (oldest time.Time) {
-	for _, c := range all {
-		if !f[c.id].skipped && (oldest.IsZero() || c.last.Before(oldest)) {
-			oldest = c.last
+// oldest returns when the last complete run was for the volume for which it was the longest time ago, without those that were
+// skipped. It is zero without a volume. lasts are the times of the last complete runs.
+func (f failures) oldest(lasts map[volume.ID]time.Time) (oldest time.Time) {
+	for id, last := range lasts {
+		if !f[id].skipped && (oldest.IsZero() || last.Before(oldest)) {
+			oldest = last
 		}
 	}
 	return oldest
@@ -158,7 +158,6 @@ func (s *scheduler) search(name string, when pool.Schedule, failed failures) err
 	if err != nil {
 		return err
 	}
-	s.setOldest(name, failed.oldest(all))
 	s.runDue(name, all, when, failed)
 	return nil
 }
@@ -173,12 +172,17 @@ func (s *scheduler) setOldest(name string, at time.Time) {
 // runDue runs the task for those of the candidates of a pool that are due, the one first whose last run was the longest time
 // ago. It stops at the end of the window. A run that has failed also counts for the order, and one that has not ended in the window
 // only if it was the first: so a volume that needs more than the rest of a window is the first in a later one, and a volume that
-// needs more than a window does not keep the others from their turn.
+// needs more than a window does not keep the others from their turn. The metric of the pool follows the runs.
 func (s *scheduler) runDue(name string, all []candidate, when pool.Schedule, failed failures) {
 	maps.DeleteFunc(failed, func(id volume.ID, _ failure) bool {
 		return !slices.ContainsFunc(all, func(c candidate) bool { return c.id == id })
 	})
 	slices.SortFunc(all, func(a, b candidate) int { return failed.lastRun(a).Compare(failed.lastRun(b)) })
+	lasts := map[volume.ID]time.Time{}
+	for _, c := range all {
+		lasts[c.id] = c.last
+	}
+	s.setOldest(name, failed.oldest(lasts))
 	left := when.Left(time.Now())
 	if left == 0 {
 		return
@@ -189,40 +193,46 @@ func (s *scheduler) runDue(name string, all []candidate, when pool.Schedule, fai
 		ctx, cancel = context.WithTimeoutCause(ctx, left, s.task.ends)
 		defer cancel()
 	}
-	log := klog.FromContext(ctx)
 	first := true
-	for i := range all {
-		c := &all[i]
+	for _, c := range all {
 		before, retried := failed[c.id]
 		began := time.Now()
 		if ctx.Err() != nil || !when.Due(c.last, began) || retried && before.waits(began) {
 			continue
 		}
 		err := c.run(ctx)
-		if err == nil {
-			c.last = began
-		}
-		if err == nil || ctx.Err() == nil && errors.Is(err, s.task.ends) {
+		switch {
+		case errors.Is(err, errNotBegun):
+			continue
+		case err == nil:
+			lasts[c.id] = began
 			delete(failed, c.id)
-			first = false
-			s.setOldest(name, failed.oldest(all))
-			continue
-		}
-		if errors.Is(err, errNotBegun) {
-			continue
-		}
-		skipped := errors.Is(err, volume.ErrPrecondition)
-		if first || ctx.Err() == nil {
-			failed[c.id] = failure{time.Now(), err.Error(), skipped}
+		case errors.Is(err, volume.ErrNotFound): // it was deleted meanwhile
+			delete(lasts, c.id)
+			delete(failed, c.id)
+		case ctx.Err() == nil && errors.Is(err, s.task.ends):
+			delete(failed, c.id)
+		default:
+			if first || ctx.Err() == nil {
+				failed[c.id] = failure{time.Now(), err.Error(), errors.Is(err, volume.ErrPrecondition)}
+			}
+			s.log(ctx, c, err, before)
 		}
 		first = false
-		switch {
-		case s.ctx.Err() != nil:
-		case ctx.Err() != nil:
-			log.Info("Stopped at the end of the window", "task", s.task.name, "volume", c.id)
-		case skipped && err.Error() != before.reason: // the task logs the other errors
-			log.Info("Skipped a volume", "task", s.task.name, "volume", c.id, "reason", err.Error())
-		}
+		s.setOldest(name, failed.oldest(lasts))
+	}
+}
+
+// log logs that a run was stopped at the end of the window, or that its volume was skipped for another reason than before. The task
+// logs other errors.
+func (s *scheduler) log(ctx context.Context, c candidate, err error, before failure) {
+	log := klog.FromContext(ctx)
+	switch {
+	case s.ctx.Err() != nil:
+	case ctx.Err() != nil:
+		log.Info("Stopped at the end of the window", "task", s.task.name, "volume", c.id)
+	case errors.Is(err, volume.ErrPrecondition) && err.Error() != before.reason:
+		log.Info("Skipped a volume", "task", s.task.name, "volume", c.id, "reason", err.Error())
 	}
 }
 

@@ -142,38 +142,57 @@ func TestScheduleFailures(t *testing.T) {
 // TestScheduleOldest: a volume that was skipped does not count.
 func TestScheduleOldest(t *testing.T) {
 	at := func(hour int) time.Time { return time.Date(2026, 3, 1, hour, 0, 0, 0, time.UTC) }
-	all := []candidate{{id: volume.ID{Name: "skipped"}, last: at(1)}, {id: volume.ID{Name: "b"}, last: at(3)}, {id: volume.ID{Name: "failed"}, last: at(2)}}
+	lasts := map[volume.ID]time.Time{{Name: "skipped"}: at(1), {Name: "b"}: at(3), {Name: "failed"}: at(2)}
 	failed := failures{{Name: "skipped"}: {skipped: true}, {Name: "failed"}: {}}
-	if got := failed.oldest(all); !got.Equal(at(2)) {
+	if got := failed.oldest(lasts); !got.Equal(at(2)) {
 		t.Errorf("got %v, want %v", got, at(2))
 	}
-	if got := failed.oldest(all[:1]); !got.IsZero() {
+	if got := failed.oldest(map[volume.ID]time.Time{{Name: "skipped"}: at(1)}); !got.IsZero() {
 		t.Errorf("got %v without a volume that can be used, want none", got)
 	}
 }
 
-// TestScheduleOldestInPass: the metric follows the runs while others have not begun.
+// oldest returns the metric of the pool.
+func (s *scheduleTest) oldest() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.oldests["p"]
+}
+
+// TestScheduleOldestInPass: the metric follows the runs while others have not begun. Volumes that were deleted, or are skipped, do
+// not count any more.
 func TestScheduleOldestInPass(t *testing.T) {
 	s := newScheduleTest(t)
-	oldest := func() time.Time {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.oldests["p"]
-	}
-	at := func(days int) time.Time { return time.Now().AddDate(0, 0, -days) }
+	now := time.Now()
+	at := func(days int) time.Time { return now.AddDate(0, 0, -days) }
 	recent, due := at(0), at(2)
+	gone := func(err error) func(context.Context) error { return func(context.Context) error { return err } }
 	s.runDue("p", []candidate{
-		{volume.ID{Name: "oldest"}, at(3), func(context.Context) error { return nil }},
+		{volume.ID{Name: "deleted"}, at(5), gone(volume.Errorf(volume.ErrNotFound, "deleted"))},
+		{volume.ID{Name: "skipped"}, at(4), gone(volume.Errorf(volume.ErrPrecondition, "not mounted"))},
+		{volume.ID{Name: "oldest"}, at(3), func(context.Context) error {
+			if got := s.oldest(); !got.Equal(at(3)) {
+				t.Errorf("got %v after the deleted and the skipped volume, want %v", got, at(3))
+			}
+			return nil
+		}},
 		{volume.ID{Name: "due"}, due, func(context.Context) error {
-			if got := oldest(); !got.Equal(due) {
-				t.Errorf("got %v in the second run, want %v", got, due)
+			if got := s.oldest(); !got.Equal(due) {
+				t.Errorf("got %v in the next run, want %v", got, due)
 			}
 			return nil
 		}},
 		{volume.ID{Name: "recent"}, recent, nil},
 	}, s.when, s.failed)
-	if got := oldest(); !got.Equal(recent) {
+	if got := s.oldest(); !got.Equal(recent) {
 		t.Errorf("got %v after all runs, want %v", got, recent)
+	}
+	if _, ok := s.failed[volume.ID{Name: "deleted"}]; ok {
+		t.Error("the deleted volume counts as failed")
+	}
+	s.runDue("p", []candidate{{volume.ID{Name: "deleted"}, at(5), gone(volume.Errorf(volume.ErrNotFound, "deleted"))}}, s.when, s.failed)
+	if got := s.oldest(); !got.IsZero() {
+		t.Errorf("got %v when the only volume was deleted, want none", got)
 	}
 }
 
