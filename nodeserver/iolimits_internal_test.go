@@ -141,6 +141,52 @@ func TestLimitsAtDetach(t *testing.T) {
 	}
 }
 
+// readOnlyVolumes is limitedVolumes with a read-only device, on which detach is called when it is freed.
+type readOnlyVolumes struct {
+	limitedVolumes
+	device string
+}
+
+func (r readOnlyVolumes) ReadOnlyDevice(context.Context, volume.Volume) (mount.BlockDevice, error) {
+	return &blockdev.DeviceSource{Path: r.device}, nil
+}
+
+func (r readOnlyVolumes) PresentReadOnly(context.Context, volume.Volume) (mount.BlockDevice, bool, error) {
+	return &blockdev.DeviceSource{Path: r.device}, true, nil
+}
+
+func (r readOnlyVolumes) ReleaseReadOnly(context.Context, volume.Volume) error {
+	r.detach()
+	return nil
+}
+
+// TestLimitsAtFailedPublish: if a raw volume cannot be published, no limits are written while its read-only device is freed, and no
+// pod has limits for its number.
+func TestLimitsAtFailedPublish(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 1<<20)
+	root, ioMax := limitedPod(t, device)
+	var s *Server
+	detached := ""
+	b := readOnlyVolumes{device: device, limitedVolumes: limitedVolumes{
+		present: func(volume.ID) (string, bool) { return device, true },
+		detach: func() {
+			detached = ioMax()
+			if release, ok := s.limiting.tryAcquire(limitedID); ok {
+				release()
+				t.Error("limits can be written while the device is freed")
+			}
+		},
+	}}
+	s = New(registry(b), "node", 1)
+	s.Cgroups = root
+	v := volume.Volume{ID: limitedID, Version: 1, Block: true, IOLimits: &volume.IOLimits{ReadBytes: 1 << 20}}
+	r := request{id: limitedID.String(), target: filepath.Join(t.TempDir(), "missing", "target"), readOnly: true}
+	err := s.publishBlock(t.Context(), b, v, r, &blockdev.DeviceSource{Path: device})
+	if !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(detached, "rbps=max") {
+		t.Errorf("got error %v, and io.max %q when the device is freed, want that the target cannot be created, and no limit", err, detached)
+	}
+}
+
 // TestLimitsBesideStalledDisk: while the disk of one volume does not answer, the limits of other volumes are set, and calls for the
 // stalled volume end at their deadline.
 func TestLimitsBesideStalledDisk(t *testing.T) {

@@ -48,7 +48,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	}
 	err = s.publishLimited(ctx, b, v, r, func() error {
 		if v.Block {
-			return publishBlock(ctx, b, v, r, source)
+			return s.publishBlock(ctx, b, v, r, source)
 		}
 		return publishFilesystem(v, r, source)
 	})
@@ -140,7 +140,7 @@ func checkOnePath(v volume.Volume, r request, staged mount.Info, source mount.So
 
 // publishBlock bind-mounts the device node of a raw volume at the target, unless it is mounted there. A read-only
 // request gets the node of a read-only device.
-func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
+func (s *Server) publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
 	device, ok := source.(mount.BlockDevice)
 	if !ok {
 		return volume.Errorf(volume.ErrInvalid, "volume %s has no device: mount it", v.ID)
@@ -166,7 +166,7 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 	}
 	err = publishDevice(v, r, at, device)
 	if err != nil && r.readOnly {
-		err = errors.Join(err, provider.ReleaseReadOnly(ctx, v))
+		err = errors.Join(err, s.releaseReadOnly(ctx, b, v))
 	}
 	return err
 }
@@ -225,6 +225,11 @@ func (s *Server) unpublish(ctx context.Context, b backend.Backend, v volume.Volu
 	if err := s.unpublishAt(ctx, b, v, target); err != nil {
 		return err
 	}
+	return s.releaseReadOnly(ctx, b, v)
+}
+
+// releaseReadOnly removes the limits of pods that do not use the volume any more, and its read-only device if no target needs it.
+func (s *Server) releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	release, err := s.holdIOLimits(ctx, b, v)
 	if err != nil {
 		return err
