@@ -58,7 +58,8 @@ debian_packages() {
 	[ ${#missing[@]} -gt 0 ] || return 0
 	echo "installing Debian packages: ${missing[*]}"
 	apt-get -qq update
-	DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "${missing[@]}" >/dev/null
+	# Another apt-get may be running, for example that of make beside the build of .ci/run.
+	DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 # once NAME FUNCTION INPUT...: runs the function, unless it has succeeded before with the
