@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -405,9 +406,20 @@ func (x *Partial) WriteAt(ctx context.Context, content []byte, at int64) (int, e
 	if x.content.Tree != nil {
 		return x.writeTree(ctx, content, at)
 	}
-	n, err := x.to.Budget.WriteAt(ctx, x.to, content, at)
+	n, err := x.to.Budget.WriteAt(ctx, aliveWriter{x.to, x.alive}, content, at)
 	x.written = at + int64(n)
 	return n, err
+}
+
+// aliveWriter calls alive before each piece, because the pieces of other tasks before it can take minutes.
+type aliveWriter struct {
+	io.WriterAt
+	alive func()
+}
+
+func (w aliveWriter) WriteAt(piece []byte, at int64) (int, error) {
+	w.alive()
+	return w.WriterAt.WriteAt(piece, at)
 }
 
 // HasGap reports whether ZeroUpTo must zero something.

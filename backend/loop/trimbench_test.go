@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -127,6 +128,8 @@ type p99 struct{ sync, read float64 }
 // during makes requests while task runs.
 func (r *requests) during(b *testing.B, task func()) p99 {
 	b.Helper()
+	runtime.LockOSThread() // Pdeathsig applies to the end of the thread (PR_SET_PDEATHSIG(2const))
+	defer runtime.UnlockOSThread()
 	fio := exec.Command("fio", r.options("--rw=randrw", "--sync=dsync", "--time_based", "--runtime=1h", "--output-format=json", "--percentile_list=99")...)
 	fio.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // also if the benchmark is interrupted
 	var out bytes.Buffer

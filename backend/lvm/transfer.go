@@ -401,8 +401,8 @@ func (s *storage) openNew(ctx context.Context, v volume.Volume) (device *os.File
 }
 
 // eraseFrom makes the bytes of a thin volume from an offset on read as zeros. A discard releases only whole blocks, and none if
-// the thin pool ignores discards, so the result is read, and the remaining data overwritten. pool.ErrNotErased if that fails. It has the
-// idle I/O priority, but no budget, because the other node waits for it.
+// the thin pool ignores discards, so the result is read, and the remaining data overwritten. pool.ErrNotErased if that fails. It has no
+// budget and no idle I/O priority, because the other node waits for it for a limited time.
 func eraseFrom(ctx context.Context, device *os.File, from int64) error {
 	size, err := blockdev.Size(device)
 	if err != nil || from >= size {
@@ -417,13 +417,9 @@ func eraseFrom(ctx context.Context, device *os.File, from int64) error {
 			return err
 		}
 		n := min(int64(len(zeros)), size-at)
-		err = sys.WithIdleIO(func() error {
-			_, err := device.ReadAt(data[:n], at)
-			if err == nil && !bytes.Equal(data[:n], zeros[:n]) {
-				_, err = device.WriteAt(zeros[:n], at)
-			}
-			return err
-		})
+		if _, err = device.ReadAt(data[:n], at); err == nil && !bytes.Equal(data[:n], zeros[:n]) {
+			_, err = device.WriteAt(zeros[:n], at)
+		}
 	}
 	if err = errors.Join(err, device.Sync()); err != nil {
 		err = fmt.Errorf("%w: %w", pool.ErrNotErased, err)

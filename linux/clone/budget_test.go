@@ -95,6 +95,33 @@ func TestBudgetPieces(t *testing.T) {
 	}
 }
 
+// TestBudgetZeros: zeros that are allocated stay allocated, and holes stay holes. Zeros of a device become holes.
+func TestBudgetZeros(t *testing.T) {
+	const data, size = 1 << 20, 4 << 20
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	src, err := os.Create(filepath.Join(dir, "from"))
+	must(t, err)
+	defer src.Close()
+	_, err = src.Write(make([]byte, data))
+	must(t, errors.Join(err, src.Truncate(size), src.Sync()))
+	device, err := os.Open(testenv.PlugIn(t, src.Name()))
+	must(t, err)
+	defer device.Close()
+	for _, tc := range []struct {
+		src  *os.File
+		want int64
+	}{{src, data}, {device, 0}} {
+		dst, err := os.Create(filepath.Join(dir, "to"))
+		must(t, err)
+		defer dst.Close()
+		_, err = clone.File(t.Context(), dst, tc.src, clone.Options{Unshared: true, Budget: background.On(1<<40, src)})
+		must(t, errors.Join(err, dst.Sync()))
+		if got := allocatedTo(t, dst); got != tc.want {
+			t.Errorf("%s: got %d allocated bytes, want %d", tc.src.Name(), got, tc.want)
+		}
+	}
+}
+
 // useDisk writes to a file again and again until stop is called.
 func useDisk(t *testing.T, f *os.File) (stop func()) {
 	t.Helper()

@@ -104,6 +104,9 @@ type fileCopy struct {
 	// offload means that copy_file_range(2) is used. It is cleared when the kernel refuses the call. Within a budget it is not used,
 	// because only reads have the idle I/O priority.
 	offload bool
+	// punch means that zeros become holes, because src does not report holes: it is a device, or can be on a filesystem such as NFS
+	// before 4.2. There is a budget only on local filesystems, which report them, so zeros that are allocated stay allocated.
+	punch bool
 	// to writes to dst.
 	to  io.WriterAt
 	buf []byte
@@ -128,6 +131,7 @@ func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
 			return nil, fmt.Errorf("%q has %d bytes: copy to an empty file", f.Name(), st.Size)
 		}
 	}
+	c.punch = !c.dstDevice && (c.anyDevice || o.Budget == nil)
 	var err error
 	c.size, err = sizeOf(src)
 	return c, err
@@ -286,8 +290,7 @@ func (c *fileCopy) readWrite(at, length int64) (int64, error) {
 		}
 		return 0, err
 	}
-	// Zeros become holes, in case the filesystem of src does not report holes, such as NFS before 4.2.
-	if !c.dstDevice && zero(b[:n]) {
+	if c.punch && zero(b[:n]) {
 		return int64(n), nil
 	}
 	n, err = c.to.WriteAt(b[:n], at)
