@@ -8,9 +8,10 @@ import (
 	"testing"
 )
 
-// Build builds the trivet program statically, as in releases. flags are flags of go build.
+// Build builds the trivet program statically, with -trimpath as in releases, so that packages are not compiled twice. flags are flags of
+// go build.
 func Build(path string, flags ...string) error {
-	args := append([]string{"build", "-o", path}, flags...)
+	args := append([]string{"build", "-trimpath", "-o", path}, flags...)
 	cmd := exec.Command("go", append(args, "github.com/trivet-csi/trivet/cmd/trivet")...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

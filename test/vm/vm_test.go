@@ -648,7 +648,7 @@ func interruptible(t *testing.T) context.Context {
 func build(ctx context.Context, t *testing.T, pkg string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), filepath.Base(pkg)+".test")
-	compile(ctx, t, "test", "-c", "-tags", "e2e,vm", "-o", binary, pkg)
+	compile(ctx, t, "test", "-c", "-trimpath", "-tags", "e2e,vm", "-o", binary, pkg)
 	return binary
 }
 
@@ -656,7 +656,7 @@ func build(ctx context.Context, t *testing.T, pkg string) string {
 func buildDriver(ctx context.Context, t *testing.T, flags ...string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "trivet")
-	compile(ctx, t, slices.Concat([]string{"build", "-o", binary}, flags, []string{"./cmd/trivet"})...)
+	compile(ctx, t, slices.Concat([]string{"build", "-trimpath", "-o", binary}, flags, []string{"./cmd/trivet"})...)
 	return binary
 }
 
