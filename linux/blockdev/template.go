@@ -24,7 +24,7 @@ const (
 	maxTemplateDevice = 16 * gib
 	// maxTemplateMemory limits the memory of all templates. A template of an ext4 has 0.6 MiB for 1 GiB and 4.2 MiB for 16 GiB,
 	// most of it for later growth (the resize inode), that of a btrfs 0.8 MiB, and that of an xfs 0.2 MiB. So the templates of
-	// 26 sizes of about 1 GiB, or of 3 sizes of about 16 GiB, are kept. Making one again takes as long as mkfs.
+	// about 25 sizes of 1 GiB, or of 3 sizes of 16 GiB, are kept. Making one again takes as long as mkfs.
 	maxTemplateMemory = 16 * mib
 	// maxTemplateSize limits the blocks of one template.
 	maxTemplateSize = 5 * mib
