@@ -184,20 +184,29 @@ func (c Config) validateMedium() (key string, err error) {
 		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: remove one of them, or make two pools")
 	case c.Section != nil && (c.NFS != nil || c.Directory.Path != ""):
 		return string(c.Section.Kind()), volume.Errorf(volume.ErrInvalid, "%s is given beside nfs or directory: remove one of them, or make two pools", c.Section.Kind())
-	case c.NFS != nil && c.RequireMount:
-		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
 	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: expected an absolute path", c.Directory.Path)
-	case c.Ephemeral && c.NFS != nil:
-		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for pools of a node: remove it, inline volumes are on the node of their pod")
-	case c.NFS != nil && c.Trims():
-		return "trim", volume.Errorf(volume.ErrInvalid, "trim is for pools of a node: remove it, and use mountOptions: [discard] in the StorageClass; the driver does not trim volumes whose server may stop to answer")
-	case c.NFS != nil && c.Checks():
-		return "check", volume.Errorf(volume.ErrInvalid, "check is for pools of a node: remove it, and check the filesystem of the export on its server")
-	case c.NFS != nil && c.BackgroundBytesPerSecond != "":
-		return "backgroundBytesPerSecond", volume.Errorf(volume.ErrInvalid, "backgroundBytesPerSecond is for pools of a node: remove it, the driver does not know the disks of an export")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
+	case c.NFS != nil:
+		return c.validateExport()
+	}
+	return "", nil
+}
+
+// validateExport checks that a pool on an export has no key that only pools of a node support.
+func (c Config) validateExport() (key string, err error) {
+	switch {
+	case c.RequireMount:
+		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
+	case c.Ephemeral:
+		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for pools of a node: remove it, inline volumes are on the node of their pod")
+	case c.Trims():
+		return "trim", volume.Errorf(volume.ErrInvalid, "trim is for pools of a node: remove it, and use mountOptions: [discard] in the StorageClass; the driver does not trim volumes whose server may stop to answer")
+	case c.Checks():
+		return "check", volume.Errorf(volume.ErrInvalid, "check is for pools of a node: remove it, and check the filesystem of the export on its server")
+	case c.BackgroundBytesPerSecond != "":
+		return "backgroundBytesPerSecond", volume.Errorf(volume.ErrInvalid, "backgroundBytesPerSecond is for pools of a node: remove it, the driver does not know the disks of an export")
 	}
 	return "", nil
 }
