@@ -17,11 +17,11 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// BenchmarkNeighbour runs each kind of background task in a pool. It reports the p99 of requests for another volume of the pool during
+// BenchmarkNeighbour runs each kind of background task in a pool, except trims (BenchmarkTrim). It reports the p99 of requests for another volume of the pool during
 // the task divided by that after it.
 func BenchmarkNeighbour(b *testing.B) {
 	for name, prepare := range map[string]func(b *testing.B) (r *requests, before, task func()){
-		"copy": copyTask, "send": sendTask, "receive": receiveTask, "wipe": wipeTask, "trim": trimTask, "check": checkTask,
+		"copy": copyTask, "send": sendTask, "receive": receiveTask, "wipe": wipeTask, "check": checkTask,
 	} {
 		b.Run(name, func(b *testing.B) {
 			r, before, task := prepare(b)
@@ -148,14 +148,6 @@ func wipeTask(b *testing.B) (r *requests, before, task func()) {
 			Budget: pool.Config{}.Background(dir), Progress: func(int64) error { return nil },
 		}))
 	}
-}
-
-// trimTask trims a volume whose filesystem was filled with 5 GiB that were removed.
-func trimTask(b *testing.B) (r *requests, before, task func()) {
-	s := start(b, "80G")
-	r = s.neighbour(b)
-	s.stageNew(b, "trimmed", 50*gib)
-	return r, func() { fillAndEmpty(b, s.staging, s.image()) }, func() { s.trim(b) }
 }
 
 // checkTask checks a volume with 2 GiB for at least 10 s. The check of a btrfs reads all data.

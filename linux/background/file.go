@@ -42,7 +42,7 @@ func (b *Budget) each(ctx context.Context, do func([]byte, int64) (int, error), 
 }
 
 // Writer writes to a file. With a budget, it waits until the disk has what it writes, because the kernel would write much at once later.
-// What was written is not durable. Writes to a device have the idle I/O priority.
+// The written data is not durable yet. Writes to a device have the idle I/O priority.
 type Writer struct {
 	File   *os.File
 	Budget *Budget

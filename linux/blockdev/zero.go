@@ -108,7 +108,7 @@ func hasZeroCommand(device *os.File) bool {
 	return err == nil && limit > 0
 }
 
-// apply applies the method to a range. With a budget, zeros are written in pieces. Of commands, only the time counts.
+// apply applies the method to a range. With a budget, zeros are written in pieces. Only the time of commands counts, not their bytes.
 func (m zeroMethod) apply(ctx context.Context, to *background.Writer, s span, o ZeroOptions) error {
 	size := s.end - s.start
 	writes := m.command == nil || !m.command(to.File)
