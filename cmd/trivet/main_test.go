@@ -259,13 +259,9 @@ func TestSecondSignal(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(bin, "mkfs.xfs"), []byte(script), 0o755))
 	p := start(t, bin+":"+os.Getenv("PATH"))
 	c := mountCapability("xfs")
-	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{c}})
-	must(t, err)
 	call := make(chan error, 1)
 	go func() {
-		_, err := p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: v.GetVolume().GetVolumeId(), StagingTargetPath: t.TempDir(), VolumeCapability: c,
-		})
+		_, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{c}})
 		call <- err
 	}()
 	tick := time.NewTicker(time.Millisecond)

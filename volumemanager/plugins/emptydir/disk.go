@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/linux/tree"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
@@ -170,8 +171,12 @@ func (m *mounter) whyUnlimited(fs *quota.FS, rec *record) (why string, err error
 // busy after the timeout is never released.
 const releaseTimeout = 10 * time.Second
 
-// removeDisk removes the directory and its record, and releases its quota ID.
+// removeDisk removes the directory and its record, and releases its quota ID. The temporary file of a killed
+// writer of the record is removed first: once the directory is removed, only a record leads to another call.
 func (v *volume) removeDisk(ctx context.Context) error {
+	if err := mount.RemoveTarget(filepath.Join(v.p.records(), v.key+suffix+".tmp")); err != nil {
+		return err
+	}
 	parent, err := os.Open(filepath.Dir(v.path))
 	if err == nil {
 		defer parent.Close()

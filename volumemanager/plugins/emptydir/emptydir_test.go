@@ -210,6 +210,7 @@ func TestKilled(t *testing.T) {
 	}
 	for name, interrupt := range map[string]func(t *testing.T, m *machine){
 		"in SetUp, before the record is written": func(t *testing.T, m *machine) { must(t, os.Remove(record(m))) },
+		"in SetUp, while the record is written": func(t *testing.T, m *machine) { must(t, os.Rename(record(m), record(m)+".tmp")) },
 		"in SetUp, before the mode is set": func(t *testing.T, m *machine) {
 			must(t, os.Remove(record(m)))
 			must(t, os.Chmod(m.path(), 0o700))
@@ -239,6 +240,17 @@ func TestKilled(t *testing.T) {
 			plugintest.WantMissing(t, record(m))
 		})
 	}
+}
+
+// TestKilledWriter: TearDown removes the temporary file of a record whose writer was killed.
+func TestKilledWriter(t *testing.T) {
+	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
+	m.up(t, emptyDir("", 0), plugins.MounterArgs{})
+	record := m.Root + "/plugins/kubernetes.io/empty-dir/records/" + string(uid) + ".data.json"
+	must(t, os.Rename(record, record+".tmp"))
+	m.restart()
+	m.down(t, "data")
+	plugintest.WantMissing(t, record+".tmp")
 }
 
 // TestFullDisk: on a full disk, the error of SetUp contains the remedy, and TearDown still removes the
