@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/confine"
 	"github.com/trivet-csi/trivet/internal/reexec"
 	"github.com/trivet-csi/trivet/internal/trace/otlp"
 )
@@ -52,6 +54,10 @@ The flags describe the process. All other settings are in the configuration file
 	log := logFlags(cmd)
 	cmd.RunE = func(*cobra.Command, []string) (err error) {
 		o.Endpoint, o.StateDir, o.Log = *endpoint, filepath.Clean(*stateDir), *log
+		if err := o.Log.Apply(); err != nil {
+			return err
+		}
+		confineDriver() // before the configuration is read, because a pipe can be read only once
 		if o.Config, err = loadConfig(*config, o.StateDir); err != nil {
 			return err
 		}
@@ -64,9 +70,6 @@ The flags describe the process. All other settings are in the configuration file
 const flushTime = 3 * time.Second
 
 func runDriver(o driver.Options) error {
-	if err := o.Log.Apply(); err != nil {
-		return err
-	}
 	if slices.Equal(o.Services, []string{controllerService}) && os.Getenv("GOGC") == "" {
 		// Most of the memory is used by up to thousands of connections. A lower percentage limits the
 		// garbage beside them.
@@ -78,4 +81,17 @@ func runDriver(o driver.Options) error {
 	stopTraces := otlp.Start(context.WithoutCancel(ctx), otlp.Process{Version: o.Version, Node: o.NodeID})
 	defer stopTraces(flushTime)
 	return driver.Run(ctx, o)
+}
+
+// confineDriver takes away the privileges that the driver does not need. If the driver has such capabilities, the program starts
+// again. An error does not end the driver, because pods wait for their volumes, and a kernel can lack seccomp.
+func confineDriver() {
+	kept, dropErr := confine.DropCapabilities()
+	filterErr := confine.RefuseCalls()
+	log := klog.Background().WithValues("capabilities", kept, "capabilitiesDropped", dropErr == nil, "callsRefused", filterErr == nil)
+	if err := errors.Join(dropErr, filterErr); err != nil {
+		log.Error(err, "The driver has more privileges than it needs", "advice", "run a kernel with CONFIG_SECCOMP_FILTER, and let the container and the security modules of the node allow the call")
+		return
+	}
+	log.Info("Confined the driver")
 }

@@ -24,12 +24,13 @@ func Forbid(tb testing.TB, errno syscall.Errno, numbers []uint32, do func()) {
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	done := make(chan error)
 	go func() {
+		defer close(done)      // also if do ends this goroutine with FailNow
 		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
-		err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0)
-		if err == nil {
-			do()
+		if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&filter)), 0, 0); err != nil {
+			done <- err
+			return
 		}
-		done <- err
+		do()
 	}()
 	if err := <-done; err != nil {
 		tb.Errorf("PR_SET_SECCOMP: %v", err)

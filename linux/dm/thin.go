@@ -54,6 +54,9 @@ type ThinPool struct {
 // metadataBlock is the size of a block of the metadata of a thin pool, in bytes.
 const metadataBlock = 4096
 
+// thinPoolTarget is the type of the target of a thin pool. The module dm_thin_pool also contains that of thin volumes.
+const thinPoolTarget = "thin-pool"
+
 // poolSuffix ends the kernel's UUID of the device with the thin pool of a logical volume.
 const poolSuffix = "-tpool"
 
@@ -71,8 +74,8 @@ func (v VolumeID) ThinPool() (p ThinPool, ok bool, err error) {
 
 // parseThinPool parses the table and the status of a thin pool.
 func parseThinPool(t sys.MappedTarget) (p ThinPool, err error) {
-	if t.Type != "thin-pool" {
-		return p, fmt.Errorf("expected a thin-pool")
+	if t.Type != thinPoolTarget {
+		return p, fmt.Errorf("expected a " + thinPoolTarget)
 	}
 	var metadata, data string
 	var blockSectors int64
@@ -291,10 +294,14 @@ func (g Group) PoolActive(name string) (bool, error) {
 
 // ActivatePool activates a thin pool. A killed command may have left only its parts active, which prevents that.
 func (g Group) ActivatePool(ctx context.Context, name string) error {
+	// lvm(8) would execute modprobe(8), but the driver and its programs cannot load modules.
+	_, _, err := control(func(node *os.File) (struct{}, error) { return struct{}{}, sys.LoadTarget(node, thinPoolTarget) })
+	if err != nil {
+		return fmt.Errorf("the kernel cannot load dm_thin_pool, which thin pools need: install this module on the node: %w", err)
+	}
 	at := g.Name + "/" + name
 	activate := []string{"--yes", "--ignoremonitoring", "--activate", "y", "--ignoreactivationskip", at}
-	_, err := g.run(ctx, "lvchange", activate...)
-	if err == nil {
+	if _, err = g.run(ctx, "lvchange", activate...); err == nil {
 		return nil
 	}
 	if _, partsErr := g.run(ctx, "lvchange", "--yes", "--activate", "n", at+"_tmeta", at+"_tdata"); partsErr != nil {

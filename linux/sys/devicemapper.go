@@ -30,6 +30,7 @@ const (
 	dmDevStatus   = 0xc138fd07 // DM_DEV_STATUS
 	dmTableStatus = 0xc138fd0c // DM_TABLE_STATUS
 	dmTargetMsg   = 0xc138fd0e // DM_TARGET_MSG
+	dmGetVersion  = 0xc138fd11 // DM_GET_TARGET_VERSION
 
 	dmSuspendFlag     = 1 << 1  // DM_SUSPEND_FLAG
 	dmStatusTableFlag = 1 << 4  // DM_STATUS_TABLE_FLAG
@@ -116,6 +117,14 @@ func SendToTarget(control *os.File, uuid, message string) error {
 	copy(request.uuid[:len(request.uuid)-1], uuid)
 	copy(request.text[:], message)
 	return ioctl(control, "DM_TARGET_MSG", dmTargetMsg, unsafe.Pointer(&request))
+}
+
+// LoadTarget ensures that the kernel has a type of targets: it loads the module if necessary, for which this process needs no
+// capability for modules. The error is EINVAL if there is no module.
+func LoadTarget(control *os.File, target string) error {
+	request := newDMIoctl()
+	copy(request.name[:len(request.name)-1], target)
+	return ioctl(control, "DM_GET_TARGET_VERSION", dmGetVersion, unsafe.Pointer(request))
 }
 
 // dmTargetSpec is struct dm_target_spec. A text follows it.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,15 +108,23 @@ func (l *life) steps() []step {
 
 // run takes the steps until one fails, and returns its call. It returns an empty string if none fails.
 func (l *life) run() (call string, err error) {
-	ctx, cancel := context.WithTimeout(l.t.Context(), waitTimeout)
-	defer cancel()
 	for _, s := range l.steps() {
-		if err := s.do(ctx); err != nil {
+		if err := l.take(s); err != nil {
 			return s.call, err
 		}
 	}
 	return "", nil
 }
+
+// take takes one step.
+func (l *life) take(s step) error {
+	ctx, cancel := context.WithTimeout(l.t.Context(), waitTimeout)
+	defer cancel()
+	return s.do(ctx)
+}
+
+// mode is the mode of directories. Without FSETID, chmod(2) omits the set-group-ID bit, and does not fail.
+const mode = 0o2750
 
 // create creates a volume. Directories get an owner, as in a class with uid, gid and mode.
 func (l *life) create(ctx context.Context, name string, source *csi.VolumeContentSource) error {
@@ -124,7 +133,7 @@ func (l *life) create(ctx context.Context, name string, source *csi.VolumeConten
 		Parameters: l.s.kind.Parameters("pool", l.s.target), VolumeCapabilities: []*csi.VolumeCapability{l.capability()},
 	}
 	if l.s.kind.Has(backendtest.Placed) {
-		maps.Copy(req.Parameters, map[string]string{"uid": "1000", "gid": "2000", "mode": "0750"})
+		maps.Copy(req.Parameters, map[string]string{"uid": "1000", "gid": "2000", "mode": strconv.FormatInt(mode, 8)})
 	}
 	if l.s.limited() {
 		req.Parameters["iopsRead"] = "100"
@@ -169,7 +178,7 @@ func (l *life) publish(ctx context.Context) error {
 }
 
 // write writes to the volume: to a directory, files of all types, owners, modes and attributes, because the driver copies
-// them. It fails if the mount is not visible on the node.
+// them. It fails if the mount is not visible on the node, or if a directory has another mode.
 func (l *life) write(context.Context) error {
 	if l.s.kind.Block() {
 		info, err := os.Stat(l.target())
@@ -192,6 +201,9 @@ func (l *life) write(context.Context) error {
 	}
 	if above.Dev == at.Dev {
 		return fmt.Errorf("%s is not a mount point", l.target())
+	}
+	if got := at.Mode & 0o7777; l.s.kind.Has(backendtest.Placed) && got != mode {
+		return fmt.Errorf("%s: got mode %o, want %o", l.target(), got, mode)
 	}
 	if !l.s.kind.Has(backendtest.Directory) {
 		return os.WriteFile(filepath.Join(l.target(), "file"), []byte("content"), 0o600)
@@ -291,10 +303,10 @@ func (l *life) delete(ctx context.Context) error {
 
 func (l *life) awaitEmpty(ctx context.Context) error { return l.n.awaitEmpty(ctx, l.s, l.instance) }
 
-// remove removes what a life has left, with a driver that has all privileges. Like an orchestrator, it repeats the
+// remove removes what a life has left, with a driver that is not in a container. Like an orchestrator, it repeats the
 // calls that may have created something, because it needs the IDs. It omits the limits, which this machine may not support.
 func (l *life) remove(all *instance) error {
-	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), slowTimeout)
 	defer cancel()
 	l.instance = all
 	if l.staged {

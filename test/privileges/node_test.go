@@ -29,8 +29,11 @@ import (
 
 const (
 	nodeID = "node-1.example"
-	// waitTimeout is the maximum duration of each call and wait.
+	// waitTimeout is the maximum duration of each step of a life.
 	waitTimeout = time.Minute
+	// slowTimeout is the maximum duration of a start, and of the removal of all that a life has left. In a virtual machine on a busy
+	// machine, the mounts of the container and the start of the program take a minute.
+	slowTimeout = 5 * time.Minute
 	// burstable is the cgroup of the pods of the test.
 	burstable = "kubepods.slice/kubepods-burstable.slice"
 	// lvmLocks is the directory of LVM's locks.
@@ -184,7 +187,7 @@ exec "$@"
 
 // privileges are those of a driver in a container.
 type privileges struct {
-	capabilities []string // without the prefix CAP_
+	capabilities []string // without the prefix CAP_; nil in a privileged container, which has all
 	without      string   // shell commands that take away something
 }
 
@@ -194,12 +197,14 @@ func (n *node) command(p *privileges) *exec.Cmd {
 	if p == nil {
 		return exec.Command(words[0], words[1:]...)
 	}
-	set := "-all"
-	for _, c := range p.capabilities {
-		set += ",+" + strings.ToLower(c)
+	if p.capabilities != nil {
+		set := "-all"
+		for _, c := range p.capabilities {
+			set += ",+" + strings.ToLower(c)
+		}
+		words = append([]string{"setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--"}, words...)
 	}
-	words = append([]string{"-c", container, "sh", "setpriv", "--bounding-set=" + set, "--inh-caps=-all", "--"}, words...)
-	cmd := exec.Command("/bin/sh", words...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", container, "sh"}, words...)...)
 	cmd.Env = append(os.Environ(), "ROOT="+n.root, "CGROUPS="+n.cgroups, "KUBELET="+n.kubelet, "STATE="+n.state, "POOLS="+strings.Join(n.pools(), " "), "WITHOUT="+p.without,
 		"IMAGE="+strings.Join([]string{"/usr", "/etc", program, n.config}, " "), "DIRS="+strings.Join(n.dirs(), " "))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
@@ -264,7 +269,7 @@ func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
 		grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(backendtest.AddPassphrase))
 	must(t, err)
 	d.identity, d.control, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
-	ready := retry.For(t.Context(), waitTimeout, func() (bool, error) {
+	ready := retry.For(t.Context(), slowTimeout, func() (bool, error) {
 		select {
 		case <-d.ended:
 			return false, errors.New(n.logSince(d.logged))

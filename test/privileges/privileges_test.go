@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/confine"
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/test/frozen"
 )
 
@@ -22,7 +25,7 @@ type need struct {
 	fails map[string]string
 }
 
-// capabilities are those that the driver of a node needs.
+// capabilities are those of confine.Needed, in the same order. Those without failing calls are not measured.
 var capabilities = []need{
 	{
 		name: "SYS_ADMIN", use: "mounts, partitions, quotas, and attributes `trusted.*`",
@@ -71,6 +74,14 @@ var capabilities = []need{
 		},
 	},
 	{
+		name: "FSETID", use: "set-group-ID bits of `mode` of a class, and of the modes of copied files",
+		fails: map[string]string{
+			"directories":                     "access of the pod",
+			"directories on btrfs":            "access of the pod",
+			"directories with project quotas": "access of the pod",
+		},
+	},
+	{
 		name: "MKNOD", use: "device nodes of disks and of the device mapper, and device nodes in copied directories",
 		fails: map[string]string{
 			"directories":                     "CreateSnapshot",
@@ -106,6 +117,11 @@ var capabilities = []need{
 			"directories with project quotas": "CreateSnapshot",
 		},
 	},
+	{name: "SETUID", use: "exports that map root to another user: the driver tests whether they map other users, too"},
+	{name: "SETGID", use: "the same for the groups"},
+	{name: "IPC_LOCK", use: "`cryptsetup` and `lvm` keep passphrases and themselves in memory, out of the swap space"},
+	{name: "SYS_NICE", use: "`cryptsetup` and `lvm` run with a higher priority while a device is suspended"},
+	{name: "NET_BIND_SERVICE", use: "ports below 1024 for metrics and for calls of the controller, if they are configured"},
 }
 
 // hide returns commands that cover directories, as if the container did not have them.
@@ -243,7 +259,7 @@ func (n *node) measure(t *testing.T, p privileges) map[string]string {
 	return failed
 }
 
-// remove removes what lives have left, with a driver that has all privileges.
+// remove removes what lives have left, with a driver that is not in a container.
 func (n *node) remove(t *testing.T, lives []*life) {
 	t.Helper()
 	if len(lives) == 0 {
@@ -259,8 +275,8 @@ func (n *node) remove(t *testing.T, lives []*life) {
 	}
 }
 
-// measureEach checks that no call fails with exactly what the subjects need by the tables, and that the calls of the tables
-// fail without each of these needs.
+// measureEach checks that no call fails if the driver confines itself, or has exactly what the subjects need by the tables, and
+// that the calls of the tables fail without each of these needs.
 func measureEach(t *testing.T, subjects ...*subject) {
 	n := newNode(t, subjects...)
 	t.Cleanup(func() {
@@ -273,6 +289,14 @@ func measureEach(t *testing.T, subjects ...*subject) {
 	for _, c := range n.needed(capabilities) {
 		all = append(all, c.name)
 	}
+	t.Run("privileged", func(t *testing.T) {
+		if n.has(func(s *subject) bool { return s.kind.Has(backendtest.Thin) }) {
+			testenv.Run(t, "rmmod", "dm_thin_pool", "dm_crypt") // no confined program can load them, only the kernel
+		}
+		if failed := n.measure(t, privileges{}); len(failed) > 0 {
+			t.Errorf("got failed calls %v in a privileged container, want none", failed)
+		}
+	})
 	t.Run("all", func(t *testing.T) {
 		if failed := n.measure(t, privileges{capabilities: all}); len(failed) > 0 {
 			t.Errorf("got failed calls %v with all needs of the tables, want none", failed)
@@ -328,6 +352,20 @@ func TestNode(t *testing.T) {
 	)
 }
 
+// TestNeeded: the table contains the capabilities that the driver keeps.
+func TestNeeded(t *testing.T) {
+	var kept, listed []string
+	for _, c := range confine.Needed {
+		kept = append(kept, c.Name)
+	}
+	for _, c := range capabilities {
+		listed = append(listed, c.name)
+	}
+	if !slices.Equal(kept, listed) {
+		t.Errorf("the driver keeps %q, and the table contains %q: make them equal", kept, listed)
+	}
+}
+
 // TestTable checks the tables in docs/operations/security.md. With -update, the test writes them.
 func TestTable(t *testing.T) {
 	rows := "| capability | for | without it, the first call that fails |\n|---|---|---|\n" + rowsOf(capabilities, "`") +
@@ -346,6 +384,9 @@ func rowsOf(needs []need, quote string) string {
 		var cell []string
 		for _, call := range slices.Sorted(maps.Keys(kinds)) {
 			cell = append(cell, call+": "+strings.Join(kinds[call], ", "))
+		}
+		if len(cell) == 0 {
+			cell = []string{"not measured"}
 		}
 		fmt.Fprintf(&rows, "| %s%s%s | %s | %s |\n", quote, n.name, quote, n.use, strings.Join(cell, "; "))
 	}
