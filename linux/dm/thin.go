@@ -275,6 +275,10 @@ func (g Group) CreateThin(ctx context.Context, pool, name string, size int64, ta
 // CopyThin creates an inactive volume with the content of a thin volume, with which it shares its blocks. If the origin
 // is active, its filesystem is frozen for a moment.
 func (g Group) CopyThin(ctx context.Context, origin, name string, readOnly bool, tags []string) (VolumeID, error) {
+	// lvcreate --snapshot needs the target of other snapshots, too.
+	if err := loadTarget("snapshot", "dm_snapshot"); err != nil {
+		return VolumeID{}, err
+	}
 	permission := "rw"
 	if readOnly {
 		permission = "r"
@@ -292,16 +296,25 @@ func (g Group) PoolActive(name string) (bool, error) {
 	return ok, err
 }
 
+// loadTarget ensures that the kernel has a type of targets. lvm(8) would execute modprobe(8), but the driver and its programs cannot
+// load modules, and the image has no modprobe(8).
+func loadTarget(target, module string) error {
+	_, _, err := control(func(node *os.File) (struct{}, error) { return struct{}{}, sys.LoadTarget(node, target) })
+	if err != nil {
+		return fmt.Errorf("the kernel cannot load %s, which thin volumes need: install this module on the node: %w", module, err)
+	}
+	return nil
+}
+
 // ActivatePool activates a thin pool. A killed command may have left only its parts active, which prevents that.
 func (g Group) ActivatePool(ctx context.Context, name string) error {
-	// lvm(8) would execute modprobe(8), but the driver and its programs cannot load modules.
-	_, _, err := control(func(node *os.File) (struct{}, error) { return struct{}{}, sys.LoadTarget(node, thinPoolTarget) })
-	if err != nil {
-		return fmt.Errorf("the kernel cannot load dm_thin_pool, which thin pools need: install this module on the node: %w", err)
+	if err := loadTarget(thinPoolTarget, "dm_thin_pool"); err != nil {
+		return err
 	}
 	at := g.Name + "/" + name
 	activate := []string{"--yes", "--ignoremonitoring", "--activate", "y", "--ignoreactivationskip", at}
-	if _, err = g.run(ctx, "lvchange", activate...); err == nil {
+	_, err := g.run(ctx, "lvchange", activate...)
+	if err == nil {
 		return nil
 	}
 	if _, partsErr := g.run(ctx, "lvchange", "--yes", "--activate", "n", at+"_tmeta", at+"_tdata"); partsErr != nil {

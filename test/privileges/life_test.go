@@ -118,7 +118,7 @@ func (l *life) run() (call string, err error) {
 
 // take takes one step.
 func (l *life) take(s step) error {
-	ctx, cancel := context.WithTimeout(l.t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(l.t.Context(), stepTimeout)
 	defer cancel()
 	return s.do(ctx)
 }
@@ -306,7 +306,7 @@ func (l *life) awaitEmpty(ctx context.Context) error { return l.n.awaitEmpty(ctx
 // remove removes what a life has left, with a driver that is not in a container. Like an orchestrator, it repeats the
 // calls that may have created something, because it needs the IDs. It omits the limits, which this machine may not support.
 func (l *life) remove(all *instance) error {
-	ctx, cancel := context.WithTimeout(context.Background(), slowTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
 	defer cancel()
 	l.instance = all
 	if l.staged {

@@ -29,11 +29,11 @@ import (
 
 const (
 	nodeID = "node-1.example"
-	// waitTimeout is the maximum duration of each step of a life.
+	// waitTimeout is the maximum duration of the wait for a pool that must open or become empty.
 	waitTimeout = time.Minute
-	// slowTimeout is the maximum duration of a start, and of the removal of all that a life has left. In a virtual machine on a busy
-	// machine, the mounts of the container and the start of the program take a minute.
-	slowTimeout = 5 * time.Minute
+	// stepTimeout is the maximum duration of a start, of a step of a life, and of the removal of all that a life has left. In a
+	// virtual machine on a busy machine, a start or a copy takes more than a minute.
+	stepTimeout = 5 * time.Minute
 	// burstable is the cgroup of the pods of the test.
 	burstable = "kubepods.slice/kubepods-burstable.slice"
 	// lvmLocks is the directory of LVM's locks.
@@ -269,7 +269,7 @@ func (n *node) start(t *testing.T, p *privileges) (*instance, error) {
 		grpc.WithConnectParams(quick), grpc.WithUnaryInterceptor(backendtest.AddPassphrase))
 	must(t, err)
 	d.identity, d.control, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
-	ready := retry.For(t.Context(), slowTimeout, func() (bool, error) {
+	ready := retry.For(t.Context(), stepTimeout, func() (bool, error) {
 		select {
 		case <-d.ended:
 			return false, errors.New(n.logSince(d.logged))

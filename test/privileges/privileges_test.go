@@ -55,7 +55,7 @@ var capabilities = []need{
 		name: "DAC_OVERRIDE", use: "files of other users in copies",
 		fails: map[string]string{
 			"directories":                     "CreateSnapshot",
-			"directories with project quotas": "CreateSnapshot",
+			"directories with project quotas": "access of the pod",
 		},
 	},
 	{
