@@ -16,7 +16,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 
 # Pairs of a program and the Debian package that contains it.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils zstd:zstd openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin fio:fio bzip2:bzip2
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils zstd:zstd openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind krb5kdc:krb5-kdc kadmin.local:krb5-admin-server kinit:krb5-user ip:iproute2 dmsetup:dmsetup lvm:lvm2 cryptsetup:cryptsetup-bin fio:fio bzip2:bzip2
 IO_PACKAGES := $(RUN_PACKAGES) fio:fio setpriv:util-linux /usr/lib/postgresql/*/bin/initdb:postgresql
 
 .PHONY: help

@@ -27,7 +27,8 @@ func ExplainMount(err error) error {
 		return volume.Errorf(volume.ErrUnavailable, "%w", err)
 	}
 	for _, known := range []error{
-		mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
+		mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrKerberos, mount.ErrNoGSSD, mount.ErrKerberosRefused, mount.ErrPrivacy,
+		mount.ErrNoTLS, mount.ErrNoTLSHD, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
 		mount.ErrNoFilesystem, mount.ErrOtherDirectory, mount.ErrNoSELinux,
 	} {
 		if errors.Is(err, known) {

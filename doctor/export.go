@@ -71,6 +71,9 @@ func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report fu
 	if !x.checkServer(ctx) {
 		return
 	}
+	if x.usesKerberos() {
+		x.report(judgeKerberos(x.name()+", Kerberos", findKerberos()))
+	}
 	top, err := x.mount(ctx)
 	if err == nil {
 		defer top.Close()
@@ -89,6 +92,25 @@ func (x examination) mount(ctx context.Context) (*os.File, error) {
 	top, version, err := export.Mount(ctx, x.Config)
 	x.report(judgeMounted(x.name()+", export", x.source(), version, err))
 	return top, err
+}
+
+func (x examination) usesKerberos() bool { return mount.UsesKerberos(x.Config.NFS.MountOptions) }
+
+// kerberos describes the programs and files of this node that Kerberos needs.
+type kerberos struct {
+	gssd bool // rpc.gssd runs in this network namespace
+	sure bool // all processes and files of the node are visible
+	// keytab is the error of reading the keytab.
+	keytab error
+}
+
+// keytab is the default path of the keytab (rpc.gssd(8)).
+const keytab = "/etc/krb5.keytab"
+
+func findKerberos() (k kerberos) {
+	k.gssd, k.sure = mount.GSSDRuns()
+	_, k.keytab = os.Stat(keytab)
+	return k
 }
 
 // openRoot opens a directory as an os.Root.
@@ -270,7 +292,7 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 		return
 	}
 	defer dir.Close()
-	x.report(judgeOwners(x.name()+", owners", tryOwners(dir)))
+	x.report(judgeOwners(x.name()+", owners", tryOwners(dir), x.usesKerberos()))
 	x.report(judgeRename(x.name()+", rename", tryRename(dir)))
 	x.report(judgeClock(x.name()+", clock", tryClock(dir)))
 	x.report(judgeFeatures(x.name()+", features", tryFeatures(dir)))
@@ -303,6 +325,8 @@ const unmappedUser = 54321
 type owners struct {
 	// root and other own the files that root and another user create.
 	root, other uint32
+	// denied is true if the other user may not create files.
+	denied bool
 	// chown is the error of changing the owner of root's file.
 	chown error
 	err   error
@@ -317,10 +341,13 @@ func tryOwners(dir *os.Root) (o owners) {
 		return o
 	}
 	o.other, o.err = fsprobe.OwnerOf(dir, unmappedUser)
-	if errors.Is(o.err, fsprobe.ErrNotPermitted) {
+	switch {
+	case errors.Is(o.err, fsprobe.ErrNotPermitted):
 		o.other, o.err = unmappedUser, nil // this process may not test how other users are mapped
-	}
-	if o.err != nil {
+	case errors.Is(o.err, syscall.EACCES):
+		o.denied, o.err = true, nil
+		return o
+	case o.err != nil:
 		return o
 	}
 	if o.err = dir.WriteFile("owned", nil, 0o600); o.err == nil {

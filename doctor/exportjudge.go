@@ -121,6 +121,12 @@ func grouped(versions []string, reasons map[string]string) string {
 // exportRemedies holds the remedies for an export that cannot be mounted.
 var exportRemedies = []remedy{
 	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and run exportfs -ra on the server"}, //nolint:misspell // the program's name
+	{mount.ErrNoGSSD, "install nfs-common or nfs-utils on this node, and run systemctl enable --now rpc-gssd"},
+	{mount.ErrKerberosRefused, "run systemctl enable --now rpc-gssd and modprobe rpcsec_gss_krb5 on this node"},
+	{mount.ErrPrivacy, "run a newer kernel on this node and the server, or set sec=krb5i (docs/kinds/nfs-kerberos.md)"},
+	{mount.ErrKerberos, "on this node, read journalctl -u rpc-gssd; run klist -k, and kinit -k with the principal that it prints; on the server, check sec= of the export, and that rpc.svcgssd or gssproxy runs (docs/kinds/nfs-kerberos.md)"},
+	{mount.ErrNoTLSHD, "install ktls-utils on this node, and run systemctl enable --now tlshd"},
+	{mount.ErrNoTLS, "run Linux 6.5 or newer on this node, or remove xprtsec from mountOptions"},
 	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports, or allow this node in that file: with version 4 an export that is not allowed appears to be missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
 	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},
@@ -135,7 +141,7 @@ func judgeMounted(name, source, version string, err error) Check {
 }
 
 const (
-	squashed = "export the directory with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)"
+	squashed = "export the directory with no_root_squash, and with Kerberos map the principal of this node to root (docs/kinds/nfs-kerberos.md); or change the owner of the directory to the user that root is mapped to (anonuid)"
 	noSpace  = "free space on the server"
 )
 
@@ -153,8 +159,9 @@ func judgeWriting(name string, err error) Check {
 	return judgeError(name, err, writingRemedies, serverLog, "a directory was created")
 }
 
-func judgeOwners(name string, o owners) Check {
-	const remedy = "export the directory with no_root_squash: drivers set mode, uid and gid of directories, and the kubelet applies fsGroup"
+// judgeOwners judges how the server maps users. If users need tickets, only the mapping of root can be tested.
+func judgeOwners(name string, o owners, needTickets bool) Check {
+	const remedy = "export the directory with no_root_squash, and with Kerberos map the principal of this node to root: drivers set mode, uid and gid of directories, and the kubelet applies fsGroup"
 	switch {
 	case o.err != nil:
 		return failure(name, o.err.Error(), remedy)
@@ -162,12 +169,29 @@ func judgeOwners(name string, o owners) Check {
 		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "if this is intended, ignore this warning: classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export the directory with no_root_squash")
 	case o.root != 0:
 		return failure(name, fmt.Sprintf("files of root belong to %d: the server maps root", o.root), remedy)
+	case o.denied && needTickets:
+		return ok(name, "files of root belong to root; other users need tickets and were not tested")
+	case o.denied:
+		return warning(name, fmt.Sprintf("user %d may not create files in a directory with mode 0777", unmappedUser), "if the export requires Kerberos, ignore this warning: users need tickets; otherwise check exports(5) and the permissions on the server")
 	case o.chown != nil:
 		return failure(name, o.chown.Error(), remedy)
 	case o.other != unmappedUser:
 		return warning(name, fmt.Sprintf("files of user %d belong to %d", unmappedUser, o.other), "check exports(5) on the server, and the ID mapping of NFS 4: both sides need the same domain, or numeric IDs")
 	}
 	return ok(name, "files of root belong to root, and their owner can be changed")
+}
+
+// judgeKerberos judges the programs and files of this node for Kerberos. The mount of the export shows whether they work.
+func judgeKerberos(name string, k kerberos) Check {
+	switch {
+	case !k.gssd && !k.sure:
+		return skipped(name, "a container cannot see rpc.gssd and the keytab of its node; run trivet doctor on the node itself")
+	case !k.gssd:
+		return failure(name, "rpc.gssd does not run in the network namespace of this process", "install nfs-common or nfs-utils, and run systemctl enable --now rpc-gssd")
+	case k.keytab != nil:
+		return warning(name, "rpc.gssd runs; "+k.keytab.Error(), "create the keytab with a key of nfs/HOST or host/HOST, unless rpc.gssd uses another file (keytab-file in /etc/nfs.conf)")
+	}
+	return ok(name, "rpc.gssd runs, and %s exists", keytab)
 }
 
 func judgeRename(name string, err error) Check {

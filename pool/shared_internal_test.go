@@ -326,7 +326,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 // TestInconclusive: an error of the server does not mean that a volume is damaged or does not exist.
 func TestInconclusive(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
-	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
+	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EKEYEXPIRED, syscall.EIO, syscall.ESTALE} {
 		if !p.inconclusive(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
 			t.Errorf("%v is not inconclusive", errno)
 		}

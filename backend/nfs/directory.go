@@ -25,14 +25,24 @@ func prepare(dir *os.File, empty bool, requested volume.DirectoryParameters, rec
 	}
 	err := backend.PrepareDirectory(dir, empty, requested, record)
 	var failed *os.PathError
-	if errors.As(err, &failed) && failed.Op == "fchown" && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)) {
-		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove these parameters from the class",
-			volume.ParamUID, volume.ParamGID, err)
+	if errors.As(err, &failed) && failed.Op == "fchown" {
+		if remedy := chownRemedies[failed.Err]; remedy != "" {
+			return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): %s, or remove these parameters from the class",
+				volume.ParamUID, volume.ParamGID, err, remedy)
+		}
 	}
 	if err != nil {
 		return err
 	}
 	return checkApplied(requested, record)
+}
+
+// chownRemedies are the remedies for an errno of fchown(2). With Kerberos, NFS 4 transmits owners as names, and the server
+// answers EINVAL for a name that it does not know.
+var chownRemedies = map[error]string{
+	syscall.EPERM:  "export with no_root_squash",
+	syscall.EACCES: "export with no_root_squash",
+	syscall.EINVAL: "with Kerberos create a user and a group with these IDs and the same name on the server and on all nodes",
 }
 
 // checkApplied refuses a directory whose mode or owner differs from the request, because the server maps
@@ -78,7 +88,7 @@ func checkSquash(dir *os.File, owner uint32) error {
 	if err != nil || other == owner {
 		return err
 	}
-	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, or map all users with all_squash", owner)
+	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, and with Kerberos map the principal of the node to root; or map all users with all_squash", owner)
 }
 
 // ownerOfNewFile creates a file as the user uid, removes it, and returns its owner.

@@ -82,20 +82,22 @@ func explain(p *pool.Pool, err error) error {
 	return err
 }
 
-// squashed is the remedy for an error that a server causes by mapping root to another user.
-const squashed = "the server maps this node's root to another user: export with no_root_squash"
+// denied is the remedy for an error that a server causes by mapping root to another user, or a node without a Kerberos
+// ticket.
+const denied = "the server denies this node's root: export with no_root_squash, and with Kerberos map the principal of the node to root, and check that rpc.gssd of the node gets a ticket (journalctl -u rpc-gssd)"
 
 // remedies are the kind and the remedy of an errno.
 var remedies = map[error]struct {
 	kind   error
 	remedy string
 }{
-	syscall.EACCES: {volume.ErrPrecondition, squashed},
-	syscall.EPERM:  {volume.ErrPrecondition, squashed},
-	syscall.EROFS:  {volume.ErrPrecondition, "the export is read-only: export it rw"},
-	syscall.ENOSPC: {volume.ErrExhausted, "free space on the server, or grow its filesystem"},
-	syscall.EDQUOT: {volume.ErrExhausted, "raise the quota on the server"},
-	syscall.ESTALE: {volume.ErrUnavailable, "the export was replaced or exported again: retry"},
+	syscall.EACCES:      {volume.ErrPrecondition, denied},
+	syscall.EPERM:       {volume.ErrPrecondition, denied},
+	syscall.EKEYEXPIRED: {volume.ErrPrecondition, denied},
+	syscall.EROFS:       {volume.ErrPrecondition, "the export is read-only: export it rw"},
+	syscall.ENOSPC:      {volume.ErrExhausted, "free space on the server, or grow its filesystem"},
+	syscall.EDQUOT:      {volume.ErrExhausted, "raise the quota on the server"},
+	syscall.ESTALE:      {volume.ErrUnavailable, "the export was replaced or exported again: retry"},
 }
 
 // Health implements backend.HealthChecker.

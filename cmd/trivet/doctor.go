@@ -43,11 +43,11 @@ the cluster instead of the node.
 
 The checks of a node are the kernel, capabilities, programs and loop devices, the
 configuration, and for each pool its directory or disks, access, quotas, space, volumes
-and leftovers. The checks of an export are the server's name and address, mounting,
-writing, owners, renaming, the server's clock, locks and the NFS client identity. The
-checks in a pod are certificates, the kubelet's directory, mount propagation, the
-registration and the startup taint of the node, the versions of the sidecars, the
-CSIDriver and the StorageClasses.
+and leftovers. The checks of an export are the server's name and address, Kerberos,
+mounting, writing, owners, renaming, the server's clock, locks and the NFS client
+identity. The checks in a pod are certificates, the kubelet's directory, mount
+propagation, the registration and the startup taint of the node, the versions of the
+sidecars, the CSIDriver and the StorageClasses.
 
 It changes nothing, with two exceptions: it creates missing nodes /dev/loopN in a
 container, and it creates and removes a directory .trivet-doctor.… on each export. With

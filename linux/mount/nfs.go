@@ -48,7 +48,20 @@ var (
 	// ErrExportMissing means that the server does not have the directory.
 	ErrExportMissing = errors.New("the NFS server has no such directory: correct the path, or create and export the directory on the server")
 	// ErrExportDenied means that the server denies access to this node.
-	ErrExportDenied = errors.New("the NFS server denies this node: allow the node in the server's exports")
+	ErrExportDenied = errors.New("the NFS server denies this node: allow the node in the server's exports; if the export requires Kerberos, set sec=krb5, krb5i or krb5p in mountOptions")
+	// ErrKerberos means that a mount with Kerberos is denied, by the server or because this node has no ticket.
+	ErrKerberos = errors.New("the NFS server denies this node, or this node has no valid Kerberos ticket: check rpc.gssd and its log (journalctl -u rpc-gssd), the keytab of this node (klist -k), the KDC, and on the server the mapping of the principal of this node to root, and whether the export allows this value of sec=")
+	// ErrNoGSSD means that a mount needs Kerberos, and that rpc.gssd does not run on this node, or not in the network of
+	// this process.
+	ErrNoGSSD = errors.New("Kerberos needs rpc.gssd, which does not run in the network of this process: install nfs-common or nfs-utils on the node, run systemctl start rpc-gssd, and give the driver's pod the network of the node (hostNetwork; the chart's value nfs.kerberos)") //nolint:staticcheck // a name begins the text
+	// ErrKerberosRefused means that the kernel refuses a mount with Kerberos, without a known reason.
+	ErrKerberosRefused = errors.New("the kernel refuses this mount with Kerberos: rpc.gssd does not run in the network of this process (on the node run systemctl start rpc-gssd; give the driver's pod the network of the node with hostNetwork, in the chart nfs.kerberos), or the module rpcsec_gss_krb5 is missing (run modprobe rpcsec_gss_krb5 on the node), or a mount option is wrong")
+	// ErrPrivacy means that a mount with Kerberos failed with an I/O error, as sec=krb5p does with some kernels.
+	ErrPrivacy = errors.New("the mount with Kerberos failed with an I/O error: with sec=krb5p run a newer kernel on the node and the server (Linux 6.1.192 fails), or set sec=krb5i; otherwise check the log of the server")
+	// ErrNoTLSHD means that a mount needs TLS, and that tlshd does not run in the network of this process.
+	ErrNoTLSHD = errors.New("xprtsec needs tlshd in the network of this process: install ktls-utils on the node, run systemctl start tlshd, and give the driver's pod the network of the node (hostNetwork; for the controller the chart's value nfs.kerberos)")
+	// ErrNoTLS means that the kernel has no NFS over TLS.
+	ErrNoTLS = errors.New("this kernel has no NFS over TLS: xprtsec needs Linux 6.5 or newer: remove xprtsec from the mount options, or run a newer kernel")
 	// ErrNFSVersion means that the server or the kernel supports none of the requested versions.
 	ErrNFSVersion = errors.New("the NFS server or this kernel does not support that version: change nfsvers, or enable the version on the server")
 	// ErrNoStatd means that NFS version 3 locks need rpc.statd, which does not run on this node.

@@ -34,8 +34,8 @@ func TestNFSVersionsToTry(t *testing.T) {
 	}
 }
 
-// TestNFSWith: a version in the added flags replaces the earlier one, other options are combined, and With does not
-// change its receiver.
+// TestNFSWith: a version, a value of sec= and a context in the added flags replace the earlier ones, other options are
+// combined, and With does not change its receiver.
 func TestNFSWith(t *testing.T) {
 	for _, tc := range []struct{ before, flags, versions, data string }{
 		{"nfsvers=4.2,hard", "nfsvers=4.1", "4.1", "hard"},
@@ -46,6 +46,8 @@ func TestNFSWith(t *testing.T) {
 		{"hard", "", "4.2 4.1 4.0 3", "hard"},
 		{"nfsvers=4.2,context=u:object_r:t:s0,hard", `timeo=7 context="u:object_r:t:s0:c1,c2"`, "4.2", `hard timeo=7 context="u:object_r:t:s0:c1,c2"`},
 		{`nfsvers=4.2,context="u:object_r:t:s0:c1,c2"`, "hard", "4.2", `hard context="u:object_r:t:s0:c1,c2"`},
+		{"sec=krb5,hard", "sec=krb5p", "4.2 4.1 4.0 3", "hard sec=krb5p"},
+		{"sec=krb5i", "nfsvers=4.2", "4.2", "sec=krb5i"},
 	} {
 		n := NFS{Options: strings.Fields(tc.before)}
 		o, err := parseNFSOptions(n.With(strings.Fields(tc.flags)).Options)
@@ -113,12 +115,64 @@ func TestExplain(t *testing.T) {
 		unix.EPROTONOSUPPORT: ErrNFSVersion,
 		unix.EINVAL:          ErrBadOption,
 	} {
-		if err := explain(errno); !errors.Is(err, want) || !errors.Is(err, errno) {
+		if err := (nfsOptions{}).explain(errno); !errors.Is(err, want) || !errors.Is(err, errno) {
 			t.Errorf("%v: got %v, want %v", errno, err, want)
 		}
 	}
-	if err := explain(unix.ENOMEM); err != error(unix.ENOMEM) { //nolint:errorlint // the error must be unchanged
-		t.Errorf("ENOMEM: got %v, want it unchanged", err)
+	for _, errno := range []unix.Errno{unix.ENOMEM, unix.ESRCH} {
+		if err := (nfsOptions{}).explain(errno); err != error(errno) { //nolint:errorlint // the error must be unchanged
+			t.Errorf("got %v, want %v unchanged", err, errno)
+		}
+	}
+}
+
+// TestExplainSecurity: with Kerberos and TLS, some errnos have other reasons.
+func TestExplainSecurity(t *testing.T) {
+	for _, tc := range []struct {
+		flags string
+		errno unix.Errno
+		want  error
+	}{
+		{"hard,sec=krb5i", unix.EIO, ErrPrivacy},
+		{"hard,sec=krb5i", unix.ENOENT, ErrExportMissing},
+		{"hard", unix.EIO, ErrServerSilent},
+		{"xprtsec=tls", unix.ESRCH, ErrNoTLSHD},
+	} {
+		o, err := parseNFSOptions([]string{tc.flags})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.explain(tc.errno); !errors.Is(err, tc.want) || !errors.Is(err, tc.errno) {
+			t.Errorf("%s, %v: got %v, want %v", tc.flags, tc.errno, err, tc.want)
+		}
+	}
+}
+
+// TestKerberosReason: an errno names rpc.gssd only if it certainly does not run.
+func TestKerberosReason(t *testing.T) {
+	for _, tc := range []struct {
+		errno         unix.Errno
+		running, sure bool
+		want          error
+	}{
+		{unix.EINVAL, true, true, ErrKerberosRefused},
+		{unix.EINVAL, false, false, ErrKerberosRefused},
+		{unix.EINVAL, false, true, ErrNoGSSD},
+		{unix.EACCES, true, true, ErrKerberos},
+		{unix.EACCES, false, false, ErrKerberos},
+		{unix.EACCES, false, true, ErrNoGSSD},
+		{unix.EPERM, true, true, ErrKerberos},
+		{unix.EPERM, false, false, ErrKerberos},
+		{unix.EPERM, false, true, ErrNoGSSD},
+		{unix.EKEYEXPIRED, true, true, ErrKerberos},
+		{unix.EIO, true, true, ErrPrivacy},
+		{unix.EIO, false, false, ErrPrivacy},
+		{unix.EIO, false, true, ErrPrivacy},
+		{unix.ENOENT, false, true, nil},
+	} {
+		if got := kerberosReason(tc.errno, tc.running, tc.sure); !errors.Is(got, tc.want) {
+			t.Errorf("%v, running %t, sure %t: got %v, want %v", tc.errno, tc.running, tc.sure, got, tc.want)
+		}
 	}
 }
 

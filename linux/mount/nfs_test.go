@@ -70,6 +70,14 @@ func TestCheckNFSOptions(t *testing.T) {
 		{"vers=4 minorversion=1", true},
 		{"vers=4.2 minorversion=2", true},
 		{"nfsvers=4.2 vers=4.2", true},
+		{"sec=krb5p", true},
+		{"sec=krb5p:krb5i,xprtsec=none", true},
+		{"xprtsec=mtls", true},
+		{"sec=krb4", false},
+		{"sec=krb5:", false},
+		{"sec", false},
+		{"xprtsec=ssl", false},
+		{"xprtsec=tls:mtls", false},
 		{"vers=4.1 minorversion=2", false},
 		{"vers=3 minorversion=1", false},
 		{"nfsvers=4.2 vers=3", false},
@@ -91,6 +99,15 @@ func TestCheckNFSOptions(t *testing.T) {
 		err := mount.CheckNFSOptions(strings.Fields(tc.words))
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, mount.ErrBadOption) {
 			t.Errorf("%q: got %v, want valid %t", tc.words, err, tc.ok)
+		}
+	}
+}
+
+// TestUsesKerberos: every kind of Kerberos counts, also in a list.
+func TestUsesKerberos(t *testing.T) {
+	for words, want := range map[string]bool{"": false, "hard sec=sys": false, "hard,sec=krb5": true, "sec=sys:krb5p": true, "sec=krb4": false} {
+		if got := mount.UsesKerberos(strings.Fields(words)); got != want {
+			t.Errorf("%q: got %t, want %t", words, got, want)
 		}
 	}
 }

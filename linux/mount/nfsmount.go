@@ -23,8 +23,8 @@ const answerWithin = 5 * time.Second
 // returns the NFS version in use, such as "4.2". Without a version in the options the version in use is the highest
 // of 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted, one thread remains
 // until the kernel times out. Errors are *Error, and wrap ErrServerName, ErrServerSilent, ErrExportMissing,
-// ErrExportDenied, ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them describes the
-// reason.
+// ErrExportDenied, ErrKerberos, ErrNoGSSD, ErrKerberosRefused, ErrPrivacy, ErrNoTLS, ErrNoTLSHD, ErrNFSVersion,
+// ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them describes the reason.
 //
 //nolint:revive // NFS alone is the type
 func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
@@ -36,7 +36,7 @@ func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return nil, "", err
 	}
 	o.Attr |= attr
-	if err := checkClient(); err != nil { // before ping, so that an error of this node is returned at once
+	if err := o.checkClient(); err != nil { // before ping, so that an error of this node is returned at once
 		return fail("fsopen", err)
 	}
 	addresses, err := resolve(ctx, n.Server, o.proto())
@@ -161,11 +161,12 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *
 	if o.Data, err = withAddresses(address, version, o); err != nil {
 		return nil, &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: err}
 	}
-	return detached(n.String(), "nfs", o.Options, explain)
+	return detached(n.String(), "nfs", o.Options, o.explain)
 }
 
-// checkClient checks that this process may mount NFS and that the kernel supports it.
-func checkClient() error {
+// checkClient checks that this process may mount NFS, and that the kernel supports it, and TLS if the options
+// require it.
+func (o nfsOptions) checkClient() error {
 	fsfd, err := unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC)
 	switch {
 	case errors.Is(err, unix.ENODEV):
@@ -175,7 +176,10 @@ func checkClient() error {
 	case err != nil:
 		return err
 	}
-	return unix.Close(fsfd)
+	if policy := o.value(optionTLS); policy != "" && unix.FsconfigSetString(fsfd, optionTLS, policy) != nil {
+		err = ErrNoTLS
+	}
+	return errors.Join(err, unix.Close(fsfd))
 }
 
 // withAddresses adds the options that mount.nfs(8) would add, because the kernel does not resolve names, and
@@ -222,12 +226,34 @@ var reasons = map[error][]unix.Errno{
 	ErrBadOption:     {unix.EINVAL},
 }
 
-// explain wraps an errno in the error of reasons that describes it.
-func explain(err error) error {
-	for reason, errnos := range reasons {
-		if slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) }) {
-			return fmt.Errorf("%w (%w)", reason, err)
-		}
+// explain wraps an errno in the error that describes it for a mount with these options.
+func (o nfsOptions) explain(err error) error {
+	if reason := o.reason(err); reason != nil {
+		return fmt.Errorf("%w (%w)", reason, err)
 	}
 	return err
+}
+
+// reason returns the error that describes an errno of a mount with these options, or nil.
+func (o nfsOptions) reason(err error) error {
+	if o.kerberos() {
+		running, sure := GSSDRuns()
+		if reason := kerberosReason(err, running, sure); reason != nil {
+			return reason
+		}
+	}
+	if o.value(optionTLS) != "" && errors.Is(err, unix.ESRCH) {
+		return ErrNoTLSHD
+	}
+	for reason, errnos := range reasons {
+		if isAny(err, errnos...) {
+			return reason
+		}
+	}
+	return nil
+}
+
+// isAny reports whether an error is one of some errnos.
+func isAny(err error, errnos ...unix.Errno) bool {
+	return slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) })
 }

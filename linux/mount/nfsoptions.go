@@ -36,6 +36,36 @@ const (
 	forMountNFS = "it is an option of mount.nfs(8), a program that the driver does not run"
 )
 
+// The options of the authentication and of the encryption of an NFS connection (nfs(5)).
+const (
+	optionSecurity = "sec"
+	optionTLS      = "xprtsec"
+)
+
+// securities and tlsPolicies are the values that the driver accepts for these options.
+var (
+	securities  = []string{"none", "sys", "krb5", "krb5i", "krb5p"}
+	tlsPolicies = []string{"none", "tls", "mtls"}
+)
+
+// checkValue refuses a value of sec=, which may be a list, or of xprtsec=. The kernel would not name the allowed values.
+func checkValue(word string) error {
+	key, value, _ := strings.Cut(word, "=")
+	var given, allowed []string
+	switch key {
+	case optionSecurity:
+		given, allowed = strings.Split(value, ":"), securities
+	case optionTLS:
+		given, allowed = []string{value}, tlsPolicies
+	}
+	for _, g := range given {
+		if !slices.Contains(allowed, g) {
+			return badNFSOption(word, "give one of "+strings.Join(allowed, ", "))
+		}
+	}
+	return nil
+}
+
 // badNFSOption returns the error for a word that is not accepted.
 func badNFSOption(word, reason string) error {
 	return &Error{Op: "checking NFS mount option " + word, FSType: "nfs", Err: fmt.Errorf("%w: %s", ErrBadOption, reason)}
@@ -53,6 +83,9 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 		key, _, _ := strings.Cut(word, "=")
 		if reason, ok := notForNFS[key]; ok {
 			return nfsOptions{}, badNFSOption(word, reason)
+		}
+		if err := checkValue(word); err != nil {
+			return nfsOptions{}, err
 		}
 		value, isMinor, ok := versionIn(word)
 		if !ok {
@@ -85,18 +118,25 @@ func versionIn(word string) (value string, minor, ok bool) {
 	return value, true, key == "minorversion"
 }
 
-// With adds mount flags. A version in flags replaces the version in n.Options, and an SELinux context the one there.
+// With adds mount flags. A version, a value of sec= and an SELinux context in flags replace those in n.Options. Values of
+// sec= are not combined, because the kernel uses the first one that the server accepts, even if a later one protects more.
 func (n NFS) With(flags []string) NFS {
-	isVersion := func(word string) bool { _, _, ok := versionIn(word); return ok }
 	words, added := mountflags.Split(n.Options), mountflags.Split(flags)
-	for _, single := range []func(word string) bool{isVersion, mountflags.IsContext} {
-		if slices.ContainsFunc(added, single) {
-			words = slices.DeleteFunc(words, single)
+	for _, replaced := range []func(word string) bool{isVersion, isSecurity, mountflags.IsContext} {
+		if slices.ContainsFunc(added, replaced) {
+			words = slices.DeleteFunc(words, replaced)
 		}
 	}
 	n.Options = slices.Concat(words, added)
 	return n
 }
+
+func isVersion(word string) bool {
+	_, _, ok := versionIn(word)
+	return ok
+}
+
+func isSecurity(word string) bool { return strings.HasPrefix(word, optionSecurity+"=") }
 
 // nfsVersions returns the versions to try for the values of vers= and minorversion=, which may be empty.
 func nfsVersions(major, minor string) ([]string, error) {
@@ -127,6 +167,11 @@ func (o nfsOptions) value(key string) string {
 		}
 	}
 	return ""
+}
+
+// kerberos reports whether a value of sec= is a kind of Kerberos.
+func (o nfsOptions) kerberos() bool {
+	return slices.ContainsFunc(o.Data, func(word string) bool { return isSecurity(word) && strings.Contains(word, "krb5") })
 }
 
 // proto returns the protocol that the options set, or "". The last option applies.

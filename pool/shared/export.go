@@ -118,6 +118,14 @@ func (e *Export) Explain(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q was changed by another process meanwhile: %w: retry", e.Name, err)
 }
 
+// deniedRemedy is the remedy for an error for which isDenied returns true.
+const deniedRemedy = "export it with no_root_squash, and with Kerberos map the principal of the node to root, and check rpc.gssd and the ticket of this node"
+
+// isDenied reports whether an error means that the server denies access, or that this node has no valid Kerberos ticket.
+func isDenied(err error) bool {
+	return errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EKEYEXPIRED)
+}
+
 // ExplainWrite explains an error of writing to the export of a pool.
 func ExplainWrite(pool, place string, err error) error {
 	switch {
@@ -125,8 +133,8 @@ func ExplainWrite(pool, place string, err error) error {
 		return nil
 	case errors.Is(err, unix.EROFS):
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is read-only: export it with rw: %w", pool, place, err)
-	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: export it with no_root_squash: %w", pool, place, err)
+	case isDenied(err):
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: %s: %w", pool, place, deniedRemedy, err)
 	}
 	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
 }
@@ -148,8 +156,8 @@ func (e *Export) Unreadable(err error) error {
 	if errors.Is(err, unix.ESTALE) {
 		return e.Explain(err)
 	}
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash: %w", e.Name, e.Place, err)
+	if isDenied(err) {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: %s: %w", e.Name, e.Place, deniedRemedy, err)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
@@ -157,8 +165,8 @@ func (e *Export) Unreadable(err error) error {
 // Inconclusive tells whether an error of reading a file says nothing about the file: the server
 // does not answer, or does not permit this node to read.
 func (e *Export) Inconclusive(err error) bool {
-	inconclusive := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
-	return slices.ContainsFunc(inconclusive, func(e error) bool { return errors.Is(err, e) })
+	inconclusive := []error{unix.ESTALE, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
+	return isDenied(err) || slices.ContainsFunc(inconclusive, func(e error) bool { return errors.Is(err, e) })
 }
 
 // Space reads the size and the free space of the export's filesystem, as the server reports them.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -78,6 +79,42 @@ func TestNFSNetwork(t *testing.T) {
 			t.Errorf("%s without NFS: got hostNetwork %t and dnsPolicy %s, want false and %s", name, pod.Spec.HostNetwork, pod.Spec.DNSPolicy, corev1.DNSDefault)
 		}
 	}
+}
+
+// TestKerberosNetwork checks that, with Kerberos, the controller's pods also use the network of their node, with ports
+// that differ from those of the node's pod, and that an update does not need room for a second pod on a node.
+func TestKerberosNetwork(t *testing.T) {
+	for name, values := range withNFS {
+		t.Run(name, func(t *testing.T) {
+			all := template(t, values, "--set", "nfs.kerberos=true")
+			controller := named[*appsv1.Deployment](t, all, "trivet-controller").Spec
+			if pod := controller.Template.Spec; !pod.HostNetwork || pod.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
+				t.Errorf("got hostNetwork %t and dnsPolicy %s, want true and %s", pod.HostNetwork, pod.DNSPolicy, corev1.DNSClusterFirstWithHostNet)
+			}
+			taken := map[int32]string{}
+			for name, pod := range pods(all) {
+				for _, c := range pod.Spec.Containers {
+					for _, p := range c.Ports {
+						if other := taken[p.ContainerPort]; other != "" {
+							t.Errorf("got port %d in %s and in %s, want different ports", p.ContainerPort, other, name)
+						}
+						taken[p.ContainerPort] = name
+					}
+				}
+			}
+			driver, probe := container(controller.Template, "trivet"), container(controller.Template, "liveness-probe")
+			if !slices.Contains(driver.Args, "--http-address=:9813") || !slices.Contains(probe.Args, "--http-endpoint=:9814") {
+				t.Errorf("got arguments %q of the driver and %q of liveness-probe, want the ports 9813 and 9814", driver.Args, probe.Args)
+			}
+			if r := controller.Strategy.RollingUpdate; r.MaxSurge.IntValue() != 0 || r.MaxUnavailable.IntValue() != 1 {
+				t.Errorf("got strategy %v, want that an old pod ends before a new one starts", r)
+			}
+		})
+	}
+	if pod := pods(template(t, "", "--set", "nfs.kerberos=true"))["trivet-controller"]; pod.Spec.HostNetwork {
+		t.Error("without NFS: got hostNetwork true, want false")
+	}
+	checkMessage(t, nasOnly+"ports: {controllerHealth: 9810}\n", []string{"must be different"}, "--set", "nfs.kerberos=true")
 }
 
 // TestNFSRights checks that, in the controller's pod, only the driver may mount and remove files of other

@@ -385,6 +385,10 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^Test(TwoNodes|SameIdentity.*)$"}, passed("TestTwoNodes/cut_off")}},
 	},
 	{
+		name: "kerberos", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestKerberos$"}, passed("TestKerberos/krb5i", "TestKerberos/cut_off")}},
+	},
+	{
 		name: "forwarded", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestForwardedSnapshot$"}, passed("TestForwardedSnapshot/xfs/frozen")}},
 	},

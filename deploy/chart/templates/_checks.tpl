@@ -320,8 +320,9 @@ directories with another use. */}}
 {{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
 {{- if ne .Values.shape "oneNode" -}}{{- $ports = append $ports (int .Values.ports.forwarding) -}}{{- end -}}
 {{- if .Values.snapshots.metadata.enabled -}}{{- $ports = append $ports (int .Values.ports.snapshotMetadata) -}}{{- end -}}
+{{- if include "trivet.controllerOnHost" . -}}{{- $ports = append (append $ports (int .Values.ports.controllerMetrics)) (int .Values.ports.controllerHealth) -}}{{- end -}}
 {{- if ne (len (uniq $ports)) (len $ports) -}}
-{{- fail "\n\nports.metrics, ports.health, ports.registrar, ports.forwarding and ports.snapshotMetadata must be different" -}}
+{{- fail "\n\nports.metrics, ports.health, ports.registrar, ports.forwarding, ports.snapshotMetadata, and with nfs.kerberos ports.controllerMetrics and ports.controllerHealth, must be different" -}}
 {{- end -}}
 {{- end -}}
 

@@ -4,7 +4,8 @@ its comment says otherwise. */}}
 {{/* Fields that the pods of the nodes and of the controller have in common: dict "root" $ "of"
 .Values.node or .Values.controller "name" "node" or "controller". With NFS volumes the pods of the nodes
 use the network of their nodes, because a mount uses the network of the pod that made it, and the
-mounts stay when the pod is replaced. The controller's mounts end with its pod. */}}
+mounts stay when the pod is replaced. The controller's mounts end with its pod. With Kerberos, they also
+need the network of the node, in which rpc.gssd runs. */}}
 {{- define "trivet.podBasics" -}}
 # The token is mounted explicitly, only into the containers that need it.
 automountServiceAccountToken: false
@@ -12,7 +13,7 @@ enableServiceLinks: false
 {{- if not (include "trivet.nfs" .root) }}
 # The containers connect to the API server by its address, and look up no names.
 dnsPolicy: Default
-{{- else if eq .name "node" }}
+{{- else if or (eq .name "node") (include "trivet.controllerOnHost" .root) }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- else }}
@@ -232,7 +233,7 @@ readinessProbe:
     - --driver-name={{ .Values.driverName }}
     - --config=/etc/trivet/config.yaml
     - --state-dir=/var/lib/trivet
-    - --http-address=:{{ .Values.ports.metrics }}
+    - --http-address=:{{ include "trivet.port" (dict "root" . "pod" "controller" "name" "metrics") }}
     - --v={{ .Values.logLevel }}
     - --log-format={{ .Values.logFormat }}
   env:
@@ -272,10 +273,10 @@ readinessProbe:
     {{- end }}
     seccompProfile: {type: RuntimeDefault}
   ports:
-    - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
+    - {name: metrics, containerPort: {{ include "trivet.port" (dict "root" . "pod" "controller" "name" "metrics") }}, protocol: TCP}
     # The port of the container liveness-probe, declared here so that the livenessProbe below can use
     # its name.
-    - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
+    - {name: health, containerPort: {{ include "trivet.port" (dict "root" . "pod" "controller" "name" "health") }}, protocol: TCP}
   # The driver is stopped five seconds after the sidecars, because a sidecar that loses its connection
   # to the driver ends without releasing its lease.
   lifecycle:
@@ -333,7 +334,7 @@ readinessProbe:
   imagePullPolicy: {{ .root.Values.sidecars.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock
-    - --http-endpoint=:{{ .root.Values.ports.health }}
+    - --http-endpoint=:{{ include "trivet.port" (dict "root" .root "pod" .pod "name" "health") }}
     # Below the timeoutSeconds of the livenessProbe, so that the response contains the reason.
     - --probe-timeout=4s
     - --v={{ .root.Values.logLevel }}

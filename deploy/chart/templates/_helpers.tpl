@@ -113,6 +113,17 @@ pools is an empty list, there are none. */}}
 {{- if or $pools .Values.nfs.enabled .Values.nfs.server .Values.nfs.storageClasses }}true{{ end -}}
 {{- end -}}
 
+{{/* "true" if the controller's pod uses the network of its node, otherwise empty. */}}
+{{- define "trivet.controllerOnHost" -}}
+{{- if and .Values.nfs.kerberos (include "trivet.nfs" .) (ne .Values.shape "oneNode") }}true{{ end -}}
+{{- end -}}
+
+{{/* A port of a pod: dict "root" $ "pod" "node" or "controller" "name" "metrics" or "health". */}}
+{{- define "trivet.port" -}}
+{{- $onHost := and (eq .pod "controller") (include "trivet.controllerOnHost" .root) -}}
+{{- index .root.Values.ports (ternary (printf "controller%s" (title .name)) .name (not (empty $onHost))) -}}
+{{- end -}}
+
 {{/* volumeLifecycleModes of the CSIDriver object. */}}
 {{- define "trivet.lifecycleModes" -}}
 Persistent{{ if .Values.ephemeral.enabled }}, Ephemeral{{ end }}

@@ -90,8 +90,7 @@ func ip(tb testing.TB, pid int, commands ...string) {
 // ServeLocks starts the programs that a client needs for locks over NFSv3: rpcbind and statd.
 func (l *Link) ServeLocks(tb testing.TB) {
 	tb.Helper()
-	start := append(enter(l.pid, "net", "uts", "mount"), "unshare", "--mount", "--propagation", "slave")
-	startNamespaces(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
+	startNamespaces(tb, daemonsOf(l.pid), stateScript+"echo ready\nexec sleep infinity >&2\n")
 }
 
 // isClient reports whether an info file of /proc/fs/nfsd/clients describes the client of this link.

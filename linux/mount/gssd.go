@@ -1,0 +1,60 @@
+package mount
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// gssdName is the name of the process that gets Kerberos tickets for the kernel (rpc.gssd(8)).
+const gssdName = "rpc.gssd"
+
+// allProcesses is the identity of the first PID namespace, in which all processes are visible (Linux,
+// include/linux/proc_ns.h, PROC_PID_INIT_INO).
+const allProcesses = "pid:[4026531836]"
+
+// UsesKerberos reports whether mount flags of NFS require Kerberos.
+func UsesKerberos(flags []string) bool {
+	o, err := parseNFSOptions(flags)
+	return err == nil && o.kerberos()
+}
+
+// GSSDRuns reports whether rpc.gssd runs in the network namespace of this process. The kernel asks only that one for
+// tickets. sure is false if processes can be invisible, as in a container.
+func GSSDRuns() (running, sure bool) {
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return false, false
+	}
+	names, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, path := range names {
+		name, _ := os.ReadFile(path) // it fails if the process has ended
+		if strings.TrimSpace(string(name)) != gssdName {
+			continue
+		}
+		if network, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/net")); err == nil && network == own {
+			return true, true
+		}
+	}
+	visible, err := os.Readlink("/proc/self/ns/pid")
+	return false, err == nil && visible == allProcesses
+}
+
+// kerberosReason returns the reason of an errno of a mount with Kerberos, or nil if it has another reason. The other
+// arguments are the results of GSSDRuns. The errno is EINVAL if the kernel has no credentials yet and rpc.gssd does not
+// run, but also if rpcsec_gss_krb5 is missing or for a bad option. Without rpc.gssd it is EACCES afterwards.
+func kerberosReason(err error, gssdRuns, sure bool) error {
+	switch {
+	case isAny(err, unix.EACCES, unix.EPERM, unix.EINVAL) && !gssdRuns && sure:
+		return ErrNoGSSD
+	case isAny(err, unix.EACCES, unix.EPERM, unix.EKEYEXPIRED):
+		return ErrKerberos
+	case isAny(err, unix.EINVAL):
+		return ErrKerberosRefused
+	case isAny(err, unix.EIO):
+		return ErrPrivacy
+	}
+	return nil
+}
