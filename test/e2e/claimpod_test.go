@@ -47,6 +47,25 @@ spec:
 `, cmp.Or(x.pod, x.name), optional("nodeSelector: {kubernetes.io/hostname: %s}", x.node), command, x.name)
 }
 
+// quietPod returns the manifest of a pod that runs a command and keeps its volume. It has no exec probe: starting a
+// process in a container takes seconds in the virtual machine.
+func quietPod(name, claim, command string) string {
+	return fmt.Sprintf(`
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sh, -c, '%s && sleep 1000000']
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: %s}}]
+`, name, command, claim)
+}
+
 // claim returns the manifest of a claim.
 func claim(name, class, size, volume string) string {
 	return fmt.Sprintf(`
@@ -80,8 +99,8 @@ func startPod(t *testing.T, ns string, x claimPod) {
 func deletePod(t *testing.T, ns, name string) {
 	t.Helper()
 	volume := volumeOf(t, ns, name)
-	kubectl(t, "-n", ns, "delete", "pod", name, "--timeout=2m")
-	kubectl(t, "-n", ns, "delete", "pvc", name, "--timeout=2m")
+	kubectl(t, "-n", ns, "delete", "pod", name, "--ignore-not-found", "--timeout=2m")
+	kubectl(t, "-n", ns, "delete", "pvc", name, "--ignore-not-found", "--timeout=2m")
 	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
 }
 

@@ -29,9 +29,21 @@ func try(ctx context.Context, command string, args ...string) (string, error) {
 // run runs a command, which must succeed, and returns its output.
 func run(t *testing.T, command string, args ...string) string {
 	t.Helper()
-	out, err := try(t.Context(), command, args...)
+	out, err := repeat(func() (string, error) { return try(t.Context(), command, args...) })
 	must(t, err)
 	return out
+}
+
+// repeat calls a function until it succeeds, but not after extraTime.
+func repeat(call func() (string, error)) (string, error) {
+	deadline := time.Now().Add(extraTime)
+	for {
+		out, err := call()
+		if err == nil || !time.Now().Before(deadline) {
+			return out, err
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // kubectl runs kubectl, which must succeed, and returns its output.
@@ -54,15 +66,16 @@ func tryKubectlInput(ctx context.Context, input string, args ...string) (string,
 // kubectlInput is tryKubectlInput for a call that must succeed.
 func kubectlInput(t *testing.T, input string, args ...string) string {
 	t.Helper()
-	out, err := tryKubectlInput(t.Context(), input, args...)
+	out, err := repeat(func() (string, error) { return tryKubectlInput(t.Context(), input, args...) })
 	must(t, err)
 	return out
 }
 
-// eventually polls until a condition is satisfied. It fails the test after the timeout. what describes the
+// eventually polls until a condition is satisfied. It fails the test after the timeout and extraTime. what describes the
 // condition as a clause, and seen the current state.
 func eventually(t *testing.T, timeout time.Duration, what string, satisfied func() (seen string, ok bool)) {
 	t.Helper()
+	timeout += extraTime
 	deadline := time.Now().Add(timeout)
 	for {
 		seen, ok := satisfied()
@@ -81,12 +94,12 @@ func eventually(t *testing.T, timeout time.Duration, what string, satisfied func
 func newNamespace(t *testing.T, name string) string {
 	t.Helper()
 	ensureInstalled(t)
-	kubectl(t, "create", "namespace", name)
+	kubectlInput(t, "{apiVersion: v1, kind: Namespace, metadata: {name: "+name+"}}", "apply", "-f", "-")
 	t.Cleanup(func() {
 		if t.Failed() {
 			describe(t, name)
 		}
-		kubectlLast(t, "delete", "namespace", name, "--timeout=3m")
+		kubectlLast(t, "delete", "namespace", name, "--ignore-not-found", "--timeout=3m")
 		checkNothingLeft(t)
 	})
 	return name
@@ -130,9 +143,6 @@ func execIn(t *testing.T, ns, pod, command string) string {
 	t.Helper()
 	return strings.TrimSpace(kubectl(t, "-n", ns, "exec", pod, "--", "sh", "-c", command))
 }
-
-// workloads are the DaemonSet and the Deployment of the driver in the manifests.
-var workloads = []string{"daemonset/trivet-node", "deployment/trivet-controller"}
 
 // waitDriver waits until all pods of the driver are ready and each kubelet has registered the driver.
 func waitDriver(t *testing.T) {
@@ -202,8 +212,9 @@ func applyText(t *testing.T, ns, manifest string) {
 // kubectlLast runs kubectl in a cleanup, when the test's context has ended.
 func kubectlLast(t *testing.T, args ...string) {
 	t.Helper()
-	if out, err := try(context.Background(), "kubectl", args...); err != nil {
-		t.Error(out)
+	_, err := repeat(func() (string, error) { return try(context.Background(), "kubectl", args...) })
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -26,13 +26,6 @@ func ensureInstalled(t *testing.T) {
 	}
 }
 
-// install applies the unmodified manifests and waits for the driver.
-func install(t *testing.T) {
-	t.Helper()
-	kubectl(t, "apply", "--server-side", "-f", manifests)
-	waitDriver(t)
-}
-
 // uninstall deletes the manifests. It deletes the pods first: the namespace controller checks a namespace with pods again
 // only after a part of their grace period.
 func uninstall(t *testing.T) {

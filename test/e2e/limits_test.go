@@ -28,9 +28,10 @@ metadata: {name: %s}
 driverName: csi.trivet.dev
 parameters: {bytesPerSecondRead: %[2]s, bytesPerSecondWrite: %[2]s}
 `, class, limit), "apply", "-f", "-")
-		t.Cleanup(func() { kubectlLast(t, "delete", "volumeattributesclass", class, "--wait=false") })
+		t.Cleanup(func() { kubectlLast(t, "delete", "volumeattributesclass", class, "--ignore-not-found", "--wait=false") })
 	}
-	startPod(t, c.ns, claimPod{name: "data", size: "128Mi"})
+	applyText(t, c.ns, claim("data", "trivet-loop", "128Mi", "")+quietPod("data", "data", "true"))
+	kubectl(t, "-n", c.ns, "wait", "pod", "data", "--for=condition=Ready", "--timeout=3m")
 	c.modify(t, noLimits)
 	if _, err := os.Stat(filepath.Join(cgroup.Root, "cgroup.controllers")); errors.Is(err, fs.ErrNotExist) {
 		c.testRefused(t)
@@ -131,7 +132,8 @@ func ioMax(t *testing.T, pod cgroup.Pod) string {
 	return strings.TrimSpace(read(t, filepath.Join(string(pod), "io.max")))
 }
 
-// wantTime fails the test unless dd(1) in the pod takes 10 seconds, which its limit requires, within a tenth.
+// wantTime fails the test unless dd(1) in the pod takes the 10 seconds that its limit requires. It may take half as long again,
+// because the control plane uses the CPUs of the virtual machine at the same time.
 func (c limitedClaim) wantTime(t *testing.T, dd string) {
 	t.Helper()
 	const want = 10 * time.Second
@@ -140,7 +142,7 @@ func (c limitedClaim) wantTime(t *testing.T, dd string) {
 	must(t, err)
 	took := time.Duration(seconds * float64(time.Second))
 	t.Logf("dd %s: %s, by the limit %s", dd, took, want)
-	if took < want*9/10 || took > want*11/10 {
-		t.Errorf("dd %s took %s, want %s within a tenth", dd, took, want)
+	if took < want*9/10 || took > want*3/2 {
+		t.Errorf("dd %s took %s, want %s to %s", dd, took, want*9/10, want*3/2)
 	}
 }

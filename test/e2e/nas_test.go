@@ -16,12 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-const (
-	// podNetwork contains the addresses of the pods (cluster/node-files.sh).
-	podNetwork = "10.88.0.0/16"
-	// slow is the timeout of commands in the virtual machine.
-	slow = 15 * time.Minute
-)
+// podNetwork contains the addresses of the pods (cluster/node-files.sh).
+const podNetwork = "10.88.0.0/16"
 
 // TestNAS installs the chart with the values for a NAS. Two pods share a directory of the NAS, and a third pod
 // has a disk image on it, which grows while the pod runs. After the claims are deleted, the directory is
@@ -34,28 +30,28 @@ func TestNAS(t *testing.T) {
 	installNAS(t, s.Address())
 	objects := filepath.Join(t.TempDir(), "objects.yaml")
 	must(t, os.WriteFile(objects, []byte(sharedClaim+
-		nasPod("a", "shared", "echo a >/data/a && until cp /data/b /data/copy-of-b; do sleep 1; done")+
-		nasPod("b", "shared", "echo b >/data/b && until cp /data/a /data/copy-of-a; do sleep 1; done")+
-		"---"+claim("image", "nas-images", "320Mi", "")+nasPod("image", "image", "true")), 0o600))
-	retried(t, "kubectl", "apply", "-f", objects)
-	retried(t, "kubectl", "wait", "pod", "--all", "--for=condition=Ready", "--timeout=5m")
+		quietPod("a", "shared", "echo a >/data/a && until cp /data/b /data/copy-of-b; do sleep 1; done")+
+		quietPod("b", "shared", "echo b >/data/b && until cp /data/a /data/copy-of-a; do sleep 1; done")+
+		"---"+claim("image", "nas-images", "320Mi", "")+quietPod("image", "image", "true")), 0o600))
+	kubectl(t, "apply", "-f", objects)
+	kubectl(t, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=5m")
 
 	for _, pod := range []string{"a", "b"} {
 		file := filepath.Join(shared, "default/shared/copy-of-"+pod)
-		eventually(t, slow, file+" has the text of pod "+pod, func() (string, bool) {
+		eventually(t, time.Minute, file+" has the text of pod "+pod, func() (string, bool) {
 			text, err := os.ReadFile(file)
 			return fmt.Sprintf("%q, %v", text, err), string(text) == pod+"\n"
 		})
 	}
-	retried(t, "kubectl", "patch", "pvc", "image", "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
-	retried(t, "kubectl", "wait", "pvc/image", "--for=jsonpath={.status.capacity.storage}=640Mi", "--timeout=5m")
-	df := strings.Fields(retried(t, "kubectl", "exec", "image", "--", "df", "-Pm", "/data"))
+	kubectl(t, "patch", "pvc", "image", "-p", `{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}`)
+	kubectl(t, "wait", "pvc/image", "--for=jsonpath={.status.capacity.storage}=640Mi", "--timeout=5m")
+	df := strings.Fields(kubectl(t, "exec", "image", "--", "df", "-Pm", "/data"))
 	if size, err := strconv.Atoi(df[len(df)-5]); err != nil || size < 640*9/10 || size > 640 {
 		t.Errorf("df after the growth: got %q, want 90 to 100 %% of 640 MiB", df)
 	}
 
-	retried(t, "kubectl", "delete", "pod,pvc", "--all", "--timeout=5m")
-	eventually(t, slow, "no volumes are left", func() (string, bool) {
+	kubectl(t, "delete", "pod,pvc", "--all", "--timeout=5m")
+	eventually(t, time.Minute, "no volumes are left", func() (string, bool) {
 		left := leftObjects()
 		for _, dir := range []string{shared, images} {
 			entries, err := testenv.PoolEntries(dir)
@@ -82,27 +78,7 @@ spec:
   resources: {requests: {storage: 64Mi}}
 `
 
-// nasPod returns the manifest of a pod that runs a command and keeps its volume. It has no exec probe: starting a
-// process in a container takes seconds in the virtual machine.
-func nasPod(name, claim, command string) string {
-	return fmt.Sprintf(`
----
-apiVersion: v1
-kind: Pod
-metadata: {name: %s}
-spec:
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: c
-    image: docker.io/library/busybox:1.37
-    command: [sh, -c, '%s && sleep 1000000']
-    volumeMounts: [{name: data, mountPath: /data}]
-  volumes: [{name: data, persistentVolumeClaim: {claimName: %s}}]
-`, name, command, claim)
-}
-
-// installNAS installs the chart with the values for a NAS until the end of the test. The shape oneNode needs no
-// leader election. The sidecars of the other shape lose their leases if the API server does not answer for 10 s.
+// installNAS installs the chart with the values for a NAS until the end of the test.
 func installNAS(t *testing.T, server string) {
 	t.Helper()
 	values := filepath.Join(t.TempDir(), "nas.yaml")
@@ -111,21 +87,9 @@ func installNAS(t *testing.T, server string) {
 		if t.Failed() {
 			describe(t, "default")
 		}
-		if out, err := try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout="+slow.String()); err != nil {
+		if out, err := try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout="+extraTime.String()); err != nil {
 			t.Error(out)
 		}
 	})
-	retried(t, "helm", "upgrade", "--install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--set", "shape=oneNode", "--wait", "--timeout="+slow.String())
-}
-
-// retried repeats a command until it succeeds, because the API server may be too slow for the timeouts of its
-// clients. It returns the output.
-func retried(t *testing.T, command string, args ...string) (out string) {
-	t.Helper()
-	eventually(t, slow, command+" "+strings.Join(args, " ")+" succeeds", func() (string, bool) {
-		var err error
-		out, err = try(t.Context(), command, args...)
-		return fmt.Sprint(err), err == nil
-	})
-	return out
+	installOneNode(t, "-f", values)
 }

@@ -95,7 +95,9 @@ func (n node) runs(pid int) bool { return inCgroup(pid, "/"+filepath.Base(n.dir)
 
 // driverProcesses returns the processes of the driver that serve the node.
 func (n node) driverProcesses() []int {
-	return slices.DeleteFunc(processes(driver, "driver", "--services=node"), func(pid int) bool { return !n.runs(pid) })
+	all := processes(driver, "driver", "--services=node")
+	all = append(all, processes(driver, "driver", "--node-id=")...) // shape oneNode
+	return slices.DeleteFunc(all, func(pid int) bool { return !n.runs(pid) })
 }
 
 // inCgroup reports whether the path of a process's cgroup contains a text.

@@ -14,6 +14,7 @@ export KUBELET_ARGS="--housekeeping-interval=30s"
 controllers=daemonset,deployment,replicaset,namespace,serviceaccount,root-ca-certificate-publisher,clusterrole-aggregation
 controllers+=,node-lifecycle,taint-eviction,garbage-collector,disruption,persistentvolume-attach-detach,persistentvolume-binder
 controllers+=,persistentvolume-expander,persistentvolume-protection,persistentvolumeclaim-protection
+controllers+=,volumeattributesclass-protection
 export KCM_ARGS="--controllers=${controllers//,/-controller,}-controller"
 TRIVET_E2E_STATE=/mnt/cluster UNPACKED=1 INTERVAL=4 TIMEOUT=1800 ../e2e/cluster/up.sh || { tail -n 5 /mnt/cluster/log/*; exit 1; }
 export TRIVET_E2E_STATE=/mnt/cluster

@@ -413,6 +413,10 @@ var guests = []guest{
 		},
 	},
 	{
+		name: "limits-cluster", mem: 8 << 10, disks: []string{"16G"}, prelude: onDisk, cluster: true, long: true, limit: 90 * time.Minute,
+		programs: []program{{"./test/e2e", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits")}},
+	},
+	{
 		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,
 		programs: []program{{"./test/e2e", []string{"-test.run", "^TestNAS$"}, passed("TestNAS")}},
 	},
