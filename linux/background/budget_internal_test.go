@@ -148,6 +148,45 @@ func TestLongWait(t *testing.T) {
 	})
 }
 
+// TestReservation: a task on two disks has its turn although pieces of other tasks run on the disks without a moment in which both are
+// free. If one disk never becomes free, the others use the other one, except during reservations.
+func TestReservation(t *testing.T) {
+	quiet := func() *disk { return &disk{requests: func() (uint64, bool) { return 0, true }} }
+	synctest.Test(t, func(t *testing.T) {
+		a, b := quiet(), quiet()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		var tasks sync.WaitGroup
+		tasks.Go(func() { use(ctx, newTask(Piece, a), time.Second) })
+		tasks.Go(func() {
+			time.Sleep(time.Second / 2)
+			use(ctx, newTask(Piece, b), time.Second)
+		})
+		time.Sleep(time.Minute)
+		began := time.Now()
+		must(t, newTask(Piece, a, b).Do(ctx, taking(0, 0)))
+		if got := time.Since(began); got < patience || got > patience+2*time.Second {
+			t.Errorf("got the turn after %v, want it after %v and the pieces that run then", got, patience)
+		}
+		cancel()
+		tasks.Wait()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		a, hung := quiet(), quiet()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*(patience+reservation))
+		defer cancel()
+		var tasks sync.WaitGroup
+		tasks.Go(func() { must(t, newTask(Piece, hung).Do(t.Context(), taking(24*time.Hour, 0))) })
+		synctest.Wait()
+		tasks.Go(func() { _ = newTask(Piece, a, hung).Do(ctx, taking(0, 0)) })
+		got, want := use(ctx, newTask(Piece, a), time.Second), 100*patience
+		if got < want*9/10 || got > want {
+			t.Errorf("another task used the disk for %v, want about %v", got, want)
+		}
+		tasks.Wait()
+	})
+}
+
 // TestLongPiece: a task with long pieces does not keep another task waiting while it rests.
 func TestLongPiece(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -10,6 +10,14 @@ import (
 // grace is the time in which a task can begin to wait again after its piece, so that it is compared with the others that wait.
 const grace = 200 * time.Microsecond
 
+// On disks without rests, the moment in which no piece runs on any disk of a task may never come. So a task on several disks that has
+// waited for patience keeps its other disks from other tasks for reservation, and then waits for patience again: a piece on one of its
+// disks may not end.
+const (
+	patience    = 30 * time.Second
+	reservation = 5 * time.Second
+)
+
 // queue gives the turns on all disks. A task gets the turn on all of its disks at once, so it keeps no disk from other tasks while it
 // waits for a piece on another disk, which may take long or not end.
 type queue struct {
@@ -23,7 +31,8 @@ var turns queue
 // waiter is a task that waits for its turn.
 type waiter struct {
 	*Budget
-	turn chan struct{} // closed when the task has the turn
+	turn  chan struct{} // closed when the task has the turn
+	since time.Time     // the beginning of its patience
 }
 
 // add adds a task to those that wait.
@@ -33,7 +42,7 @@ func (q *queue) add(b *Budget) *waiter {
 	for i, s := range b.shares {
 		b.shares[i].use = max(s.use, s.lastTurnUse)
 	}
-	w := &waiter{b, make(chan struct{})}
+	w := &waiter{b, make(chan struct{}), time.Now()}
 	q.waiting = append(q.waiting, w)
 	q.next()
 	return w
@@ -90,16 +99,17 @@ func (q *queue) pass(d *disk) {
 }
 
 // next gives turns to the tasks that can have them, those with the least excess first. A task that waits only for rests keeps its disks
-// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. The caller holds q.
+// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. So does a task with a reservation. The
+// caller holds q.
 func (q *queue) next() {
 	least := q.leastUse()
 	slices.SortStableFunc(q.waiting, func(v, w *waiter) int { return cmp.Compare(v.excess(least), w.excess(least)) })
 	kept := map[*disk]bool{}
 	q.waiting = slices.DeleteFunc(q.waiting, func(w *waiter) bool {
-		if w.any(func(d *disk) bool { return d.running }) {
+		if w.any(func(d *disk) bool { return d.running }) && !q.reserves(w) {
 			return false
 		}
-		free := !w.any(func(d *disk) bool { return d.resting || kept[d] })
+		free := !w.any(func(d *disk) bool { return d.running || d.resting || kept[d] })
 		for _, s := range w.shares {
 			kept[s.disk] = true
 		}
@@ -108,6 +118,24 @@ func (q *queue) next() {
 		}
 		return free
 	})
+}
+
+// reserves reports whether a task has a reservation, and begins and ends it. The caller holds q.
+func (q *queue) reserves(w *waiter) bool {
+	waited := time.Since(w.since)
+	if waited < patience {
+		return false
+	}
+	if waited >= patience+reservation {
+		w.since = time.Now()
+		return false
+	}
+	time.AfterFunc(patience+reservation-waited, func() { // no other event may come
+		q.Lock()
+		defer q.Unlock()
+		q.next()
+	})
+	return true
 }
 
 // leastUse returns the use of each disk by the waiting task that has used it least.
