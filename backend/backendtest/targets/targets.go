@@ -48,9 +48,10 @@ const slowGroups = "lvm(8) takes too long in the virtual machine to create some 
 
 // All are the targets. The backend of the first is the default of a class without a backend.
 var All = []backendtest.Target{
-	localImages("xfs", backendtest.LiveCopies),
-	localImages("ext4", backendtest.FullCopies),
-	localImages("btrfs", backendtest.LiveCopies),
+	// The filesystem of an image does not depend on that of its pool, so only one pool has images with each of them.
+	localImages("xfs", backendtest.LiveCopies, "ext4", "xfs", "btrfs"),
+	localImages("ext4", backendtest.FullCopies, "ext4"),
+	localImages("btrfs", backendtest.LiveCopies, "ext4"),
 	{
 		Name: "images-encrypted", Guest: true, Backend: loop.Kind, Pool: backendtest.DefaultPool, Class: encryptedClass("", backendtest.DefaultPool),
 		Features: common | backendtest.Encrypted | backendtest.Divisible | backendtest.NodeLocal | backendtest.Snapshots | backendtest.LiveCopies | backendtest.ChangedBlocks,
@@ -160,8 +161,8 @@ func encryptedDisks(target backendtest.Target) backendtest.Target {
 // localImages returns the target of images on a filesystem of the node. copies is LiveCopies if files on the
 // filesystem can share blocks, and otherwise FullCopies. With FullCopies a raw device in use cannot be copied,
 // and other volumes are frozen during a copy.
-func localImages(fsType string, copies backendtest.Feature) backendtest.Target {
-	kinds := backendtest.Devices("ext4", "xfs", "btrfs")
+func localImages(fsType string, copies backendtest.Feature, contents ...string) backendtest.Target {
+	kinds := backendtest.Devices(contents...)
 	for i, k := range kinds {
 		kinds[i].Features |= backendtest.LiveCopies
 		if k.Block() {
