@@ -92,6 +92,10 @@ func (o *exportOpener) checkName(m marker) error {
 	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, and the IDs of its volumes contain that name: use that name in the configuration, or export another directory for this pool", o.Name, o.place(), m.Name)
 }
 
+func (o *exportOpener) explainRead(err error) error {
+	return shared.ExplainRead(o.Name, o.place(), err)
+}
+
 // errNotMade means that an export that no configuration names has no pool yet.
 var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
 
@@ -137,10 +141,11 @@ func InitShared(root *os.File, c Config) (uuid string, err error) {
 	}
 	defer dir.Close()
 	m, err := readMarker(dir, c.place())
+	o := &exportOpener{Config: c}
 	if errors.Is(err, fs.ErrNotExist) {
-		return (&exportOpener{Config: c}).create(dir)
+		return o.create(dir)
 	}
-	return m.UUID, err
+	return m.UUID, o.explainRead(err)
 }
 
 // create makes a new pool. If several processes do that at once, only one links its marker. The reply

@@ -98,7 +98,7 @@ func identify(root *os.Root, c Config, o opener, known knownPool) (string, error
 		}
 		return o.create(root)
 	case err != nil:
-		return "", err
+		return "", o.explainRead(err)
 	}
 	if err := o.checkName(m); err != nil {
 		return "", err

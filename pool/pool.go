@@ -169,6 +169,8 @@ type opener interface {
 	mayCreate() error
 	// create makes the directory a pool. ErrPrecondition if it contains other files.
 	create(root *os.Root) (uuid string, err error)
+	// explainRead explains an error of reading the pool's directory.
+	explainRead(err error) error
 	// openMedium opens the pool's folders, and creates them first if this process maintains
 	// the pool.
 	openMedium(ctx context.Context, p *Pool) (Medium, error)
@@ -213,6 +215,8 @@ type directoryOpener struct {
 }
 
 func (*directoryOpener) checkName(marker) error { return nil }
+
+func (*directoryOpener) explainRead(err error) error { return err }
 
 func (o *directoryOpener) mayCreate() error {
 	if o.write {

@@ -1,6 +1,8 @@
 package mount
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,24 +24,30 @@ func UsesKerberos(flags []string) bool {
 }
 
 // GSSDRuns reports whether rpc.gssd runs in the network namespace of this process. The kernel asks only that one for
-// tickets. sure is false if processes can be invisible, as in a container.
+// tickets. sure is false if processes can be invisible, as in a container, or if an rpc.gssd runs whose network this process may not
+// see (ptrace(2), PTRACE_MODE_READ_FSCREDS): it has capabilities that this process does not have.
 func GSSDRuns() (running, sure bool) {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		return false, false
 	}
+	visible, err := os.Readlink("/proc/self/ns/pid")
+	sure = err == nil && visible == allProcesses
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range names {
 		name, _ := os.ReadFile(path) // it fails if the process has ended
 		if strings.TrimSpace(string(name)) != gssdName {
 			continue
 		}
-		if network, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/net")); err == nil && network == own {
+		network, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/net"))
+		switch {
+		case err == nil && network == own:
 			return true, true
+		case errors.Is(err, fs.ErrPermission):
+			sure = false
 		}
 	}
-	visible, err := os.Readlink("/proc/self/ns/pid")
-	return false, err == nil && visible == allProcesses
+	return false, sure
 }
 
 // kerberosReason returns the reason of an errno of a mount with Kerberos, or nil if it has another reason. The other

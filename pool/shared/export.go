@@ -139,6 +139,14 @@ func ExplainWrite(pool, place string, err error) error {
 	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
 }
 
+// ExplainRead explains an error of reading from the export of a pool if the server denied it.
+func ExplainRead(pool, place string, err error) error {
+	if isDenied(err) {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: %s: %w", pool, place, deniedRemedy, err)
+	}
+	return err
+}
+
 // ExplainWrite turns an error of writing to the export into the error of a call.
 func (e *Export) ExplainWrite(err error) error { return ExplainWrite(e.Name, e.Place, err) }
 
@@ -157,7 +165,7 @@ func (e *Export) Unreadable(err error) error {
 		return e.Explain(err)
 	}
 	if isDenied(err) {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: %s: %w", e.Name, e.Place, deniedRemedy, err)
+		return ExplainRead(e.Name, e.Place, err)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }

@@ -238,7 +238,7 @@ func testChangedKey(t *testing.T, k *kerberos) {
 func testWithoutGssd(t *testing.T, k *kerberos) {
 	n := k.node(t, "node-3")
 	m := k.start(t, n, "node-3")
-	k.wantClosed(t, m, "Kerberos needs rpc.gssd")
+	k.wantClosed(t, m, "rpc.gssd does not run in the network of this process")
 	m.wantChecks(t, map[string]doctor.Result{"Kerberos": doctor.Failure, "export": doctor.Failure})
 	stop := k.realm.StartGssd(t, n)
 	v := m.directory(t, pool, "late")
