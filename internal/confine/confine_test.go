@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +21,9 @@ import (
 
 // confinedRole is the first argument of this program if it must confine itself and then run a program.
 const confinedRole = "confined"
+
+// init keeps the main thread, which the runtime never ends, from running the test whose thread must end.
+func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == confinedRole {

@@ -32,7 +32,7 @@ const (
 // failsWithin is the time in which a mount without valid credentials fails, on a slow machine.
 const failsWithin = 90 * time.Second
 
-// kerberos is two nodes of a realm. They share the pool of pair, and one pool for each kind of protection.
+// kerberos is two nodes of a realm.
 type kerberos struct {
 	pair
 	realm *nfsd.Realm
@@ -61,24 +61,22 @@ func TestKerberos(t *testing.T) {
 	k := &kerberos{pair: pair{server: s, export: s.Export(t, "volumes", "sec=krb5i")}, realm: s.StartRealm(t, "node-1", "node-2", "node-3")}
 	k.realm.AddUser(t, "alice", alice)
 	k.realm.AddUser(t, "bob", bob)
-	pools := k.pool(pool, k.export, "krb5i")
-	all := []string{"krb5", "krb5i"}
-	if kernelHas(t, privacySince) {
-		all = append(all, "krb5p")
-	}
-	for _, p := range all {
-		pools += k.pool(p, s.Export(t, p, "sec="+p), p)
-	}
 	first, second := s.Node(t, "node-1"), s.Node(t, "node-2")
 	k.realm.Join(t, first, "node-1")
 	k.realm.Join(t, second, "node-2")
 	k.realm.StartGssd(t, first)
 	k.realm.StartGssd(t, second)
 	k.realm.Login(t, first, "alice", alice)
-	k.first, k.second = start(t, first, "node-1", pools), start(t, second, "node-2", k.pool(pool, k.export, "krb5i"))
-	for _, p := range all {
-		k.run(t, p, func(t *testing.T, k *kerberos) { testProtection(t, k, p) })
+	all := []string{"krb5", "krb5i"}
+	if kernelHas(t, privacySince) {
+		all = append(all, "krb5p")
 	}
+	for _, p := range all {
+		t.Run(p, func(t *testing.T) {
+			testProtection(t, k, start(t, first, "node-1", k.pool(p, s.Export(t, p, "sec="+p), p)), p)
+		})
+	}
+	k.first, k.second = k.start(t, first, "node-1"), k.start(t, second, "node-2")
 	for _, tc := range []struct {
 		name string
 		run  func(*testing.T, *kerberos)
@@ -114,8 +112,8 @@ func (k *kerberos) pool(name, export, security string) string {
 
 // testProtection: in a directory, a user with a ticket can write, and one without cannot. Everyone who may write to the
 // filesystem of an image can write to the image. Only krb5p hides the data on the network.
-func testProtection(t *testing.T, k *kerberos, security string) {
-	m, marker := k.first, "this text is not encrypted"
+func testProtection(t *testing.T, k *kerberos, m *machine, security string) {
+	const marker = "this text is not encrypted"
 	class := directoryIn(security)
 	class["mode"] = "0777"
 	d := m.create(t, "directory-"+security, mib, filesystem("", manyNodes), class)
