@@ -163,7 +163,7 @@ var guests = []guest{
 		},
 	},
 	{
-		name: "privileges", disks: []string{"32G", "16G", "16G"}, prelude: onEncrypted, driver: true, long: true, limit: 40 * time.Minute,
+		name: "privileges", disks: []string{"32G", "16G", "16G"}, prelude: onEncrypted, driver: true, long: true, limit: 60 * time.Minute,
 		programs: []program{
 			{"./internal/confine", []string{"-test.run", "^Test(Confined|Program32|DeathSignal)$"}, passed("TestConfined/privileged", "TestProgram32", "TestDeathSignal")},
 			{"./test/privileges", []string{"-test.run", "^TestGuest$"}, passed("TestGuest/privileged", "TestGuest/all", "TestGuest/SYS_RESOURCE", "TestGuest/`/run/lock/lvm`")},
