@@ -150,6 +150,7 @@ var writingRemedies = []remedy{
 	{syscall.EROFS, "export the directory with rw, and remove ro from mountOptions"},
 	{syscall.EACCES, squashed},
 	{syscall.EPERM, squashed},
+	{syscall.EKEYEXPIRED, "on this node, read journalctl -u rpc-gssd, and run klist -k: its ticket has expired (docs/kinds/nfs-kerberos.md)"},
 	{syscall.ENOSPC, noSpace},
 	{syscall.EDQUOT, noSpace},
 	{syscall.ESTALE, "the exported directory was replaced: export the directory again"},
@@ -185,7 +186,7 @@ func judgeOwners(name string, o owners, needTickets bool) Check {
 func judgeKerberos(name string, k kerberos) Check {
 	switch {
 	case !k.gssd && !k.sure:
-		return skipped(name, "a container cannot see rpc.gssd and the keytab of its node; run trivet doctor on the node itself")
+		return skipped(name, "this process cannot see whether rpc.gssd runs in its network, for example in a container; run trivet doctor on the node itself as root")
 	case !k.gssd:
 		return failure(name, "rpc.gssd does not run in the network namespace of this process", "install nfs-common or nfs-utils, and run systemctl enable --now rpc-gssd")
 	case k.keytab != nil:

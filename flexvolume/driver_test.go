@@ -301,7 +301,7 @@ func (k *kubelet) whileKilling(call func()) (kills int) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		for pause := 40 * time.Millisecond; ; pause += pause / 4 {
+		for pause := 5 * time.Millisecond; ; pause += pause / 4 {
 			select {
 			case <-ctx.Done():
 				return

@@ -69,7 +69,7 @@ func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	}
 	root, err := beneath.OpenRoot(base, ".")
 	if err != nil {
-		return nil, fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
+		return nil, (&exportOpener{Config: c}).explainRead(err)
 	}
 	c.Quota = QuotaOff // only the server could limit directories
 	p := newPool(forms, c, account, root, ledger.New())

@@ -85,8 +85,11 @@ func New(pools *pool.Set) backend.Backend {
 	return b
 }
 
-// explainPool names the remedy for a group without room.
+// explainPool names the remedy for a group without room, and refuses calls for which the kernel lacks a module.
 func explainPool(p *pool.Pool, err error) error {
+	if errors.Is(err, dm.ErrNoModule) {
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %w", p.Name(), err)
+	}
 	if errors.Is(err, dm.ErrNoRoom) && !errors.Is(err, volume.ErrExhausted) {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has no room: %w: delete volumes, or extend the volume group (vgextend)", p.Name(), err)
 	}

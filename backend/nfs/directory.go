@@ -37,12 +37,12 @@ func prepare(dir *os.File, empty bool, requested volume.DirectoryParameters, rec
 	return checkApplied(requested, record)
 }
 
-// chownRemedies are the remedies for an errno of fchown(2). With Kerberos, NFS 4 transmits owners as names, and the server
+// chownRemedies are the remedies for an errno of fchown(2). NFS 4 can transmit owners as names, as it does with Kerberos. The server
 // answers EINVAL for a name that it does not know.
 var chownRemedies = map[error]string{
 	syscall.EPERM:  "export with no_root_squash",
 	syscall.EACCES: "export with no_root_squash",
-	syscall.EINVAL: "with Kerberos create a user and a group with these IDs and the same name on the server and on all nodes",
+	syscall.EINVAL: "with NFS 4 and Kerberos, or with nfs4_disable_idmapping=N, create a user and a group with these IDs and the same name on the server and on all nodes",
 }
 
 // checkApplied refuses a directory whose mode or owner differs from the request, because the server maps

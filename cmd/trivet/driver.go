@@ -83,7 +83,7 @@ func runDriver(o driver.Options) error {
 	return driver.Run(ctx, o)
 }
 
-// confineDriver takes away the privileges that the driver does not need. If the driver has such capabilities, the program starts
+// confineDriver drops the privileges that the driver does not need. If the driver has such capabilities, the program starts
 // again. An error does not end the driver, because pods wait for their volumes, and a kernel can lack seccomp.
 func confineDriver() {
 	kept, dropErr := confine.DropCapabilities()

@@ -40,7 +40,7 @@ var refused = slices.Concat([]uint32{
 var architectures = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
 
 // RefuseCalls installs a seccomp filter for all threads, with which the refused calls, and calls of 32-bit programs, fail
-// with ENOSYS. Programs also get this error from a kernel that does not have a call, so they use another one. The kernel logs
+// with ENOSYS. Programs also get this error from a kernel that does not have a call, and some have another way. The kernel logs
 // these calls if auditing is enabled.
 func RefuseCalls() error {
 	architecture, ok := architectures[runtime.GOARCH]

@@ -67,7 +67,7 @@ func interpreter(t *testing.T, program []unix.SockFilter) func(call, architectur
 	}
 }
 
-// TestNewest: golang.org/x/sys knows no newer call. A newer one could belong into the list of refused calls.
+// TestNewest: golang.org/x/sys knows no newer call. A newer one may have to be refused.
 func TestNewest(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "golang.org/x/sys/unix").Output()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package confine takes privileges away from this process that the driver and its programs do not need. In Kubernetes, the
+// Package confine drops the privileges that the driver and its programs do not need. In Kubernetes, the
 // driver of a node must run in a privileged container, which has all capabilities, and to which no seccomp profile applies.
 // Processes that this process starts inherit the restrictions.
 package confine
@@ -20,7 +20,7 @@ type Capability struct {
 	Number uint
 }
 
-// Needed contains the capabilities that the driver needs. test/privileges measures without which of them a call fails, and
+// Needed contains the capabilities that the driver needs. test/privileges measures which calls fail without each of them, and
 // contains the purpose of each.
 var Needed = []Capability{
 	{"SYS_ADMIN", unix.CAP_SYS_ADMIN},

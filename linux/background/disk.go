@@ -29,6 +29,8 @@ type disk struct {
 
 	running, resting bool // a task has the turn, or the disk rests after one
 	restUntil        time.Time
+	began            time.Time // of the turn
+	awaited          bool      // the end of longPiece in this turn causes queue.next
 	// lastTurnUse is the largest use that a task had at the beginning of its turn. A task that begins does not count as having used less.
 	lastTurnUse time.Duration
 }

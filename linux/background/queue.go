@@ -11,11 +11,11 @@ import (
 const grace = 200 * time.Microsecond
 
 // On disks without rests, the moment in which no piece runs on any disk of a task may never come. So a task on several disks that has
-// waited for patience keeps its other disks from other tasks for reservation, and then waits for patience again: a piece on one of its
-// disks may not end.
+// waited for patience keeps its disks from other tasks while pieces run on some of them, but not for a piece that takes longer than
+// longPiece: it may not end.
 const (
-	patience    = 30 * time.Second
-	reservation = 5 * time.Second
+	patience  = 100 * time.Millisecond
+	longPiece = time.Second
 )
 
 // queue gives the turns on all disks. A task gets the turn on all of its disks at once, so it keeps no disk from other tasks while it
@@ -32,7 +32,7 @@ var turns queue
 type waiter struct {
 	*Budget
 	turn  chan struct{} // closed when the task has the turn
-	since time.Time     // the beginning of its patience
+	since time.Time
 }
 
 // add adds a task to those that wait.
@@ -99,8 +99,8 @@ func (q *queue) pass(d *disk) {
 }
 
 // next gives turns to the tasks that can have them, those with the least excess first. A task that waits only for rests keeps its disks
-// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. So does a task with a reservation. The
-// caller holds q.
+// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. A task
+// that reserves its disks does the same. The caller holds q.
 func (q *queue) next() {
 	least := q.leastUse()
 	slices.SortStableFunc(q.waiting, func(v, w *waiter) int { return cmp.Compare(v.excess(least), w.excess(least)) })
@@ -120,22 +120,28 @@ func (q *queue) next() {
 	})
 }
 
-// reserves reports whether a task has a reservation, and begins and ends it. The caller holds q.
+// reserves reports whether a task keeps its disks from others while pieces run on some of them. The caller holds q.
 func (q *queue) reserves(w *waiter) bool {
-	waited := time.Since(w.since)
-	if waited < patience {
+	if time.Since(w.since) < patience {
 		return false
 	}
-	if waited >= patience+reservation {
-		w.since = time.Now()
-		return false
+	reserves := true
+	for _, s := range w.shares {
+		if !s.running {
+			continue
+		}
+		ran := time.Since(s.began)
+		reserves = reserves && ran < longPiece
+		if reserves && !s.awaited {
+			s.awaited = true
+			time.AfterFunc(longPiece-ran, func() { // no other event may come
+				q.Lock()
+				defer q.Unlock()
+				q.next()
+			})
+		}
 	}
-	time.AfterFunc(patience+reservation-waited, func() { // no other event may come
-		q.Lock()
-		defer q.Unlock()
-		q.next()
-	})
-	return true
+	return reserves
 }
 
 // leastUse returns the use of each disk by the waiting task that has used it least.
@@ -168,7 +174,8 @@ func (w *waiter) any(holds func(*disk) bool) bool {
 // start begins the turn of the task.
 func (w *waiter) start() {
 	for _, s := range w.shares {
-		s.running, s.lastTurnUse = true, max(s.lastTurnUse, s.use)
+		s.running, s.began, s.awaited = true, time.Now(), false
+		s.lastTurnUse = max(s.lastTurnUse, s.use)
 	}
 	close(w.turn)
 }

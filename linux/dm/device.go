@@ -17,6 +17,9 @@ import (
 // controlPath is the device node for the ioctls of the device mapper.
 const controlPath = "/dev/mapper/control"
 
+// ErrNoModule means that the kernel does not have a module of the device mapper, and cannot load it.
+var ErrNoModule = errors.New("the kernel cannot load a module")
+
 // ErrNoDeviceMapper means that the kernel has no device mapper, or that this process cannot use it.
 var ErrNoDeviceMapper = errors.New("the device mapper cannot be used")
 

@@ -296,14 +296,14 @@ func (g Group) PoolActive(name string) (bool, error) {
 	return ok, err
 }
 
-// loadTarget ensures that the kernel has a type of targets. lvm(8) would execute modprobe(8), but the driver and its programs cannot
+// loadTarget ensures that the kernel has a type of targets, or returns ErrNoModule. lvm(8) would execute modprobe(8), but the driver and its programs cannot
 // load modules, and the image has no modprobe(8).
 func loadTarget(target, module string) error {
 	_, _, err := control(func(node *os.File) (struct{}, error) { return struct{}{}, sys.LoadTarget(node, target) })
-	if err != nil {
-		return fmt.Errorf("the kernel cannot load %s, which thin volumes need: install this module on the node: %w", module, err)
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: thin volumes need %s: install it on the node: %w", ErrNoModule, module, err)
 	}
-	return nil
+	return err
 }
 
 // ActivatePool activates a thin pool. A killed command may have left only its parts active, which prevents that.

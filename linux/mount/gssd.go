@@ -20,7 +20,7 @@ const allProcesses = "pid:[4026531836]"
 // UsesKerberos reports whether mount flags of NFS require Kerberos.
 func UsesKerberos(flags []string) bool {
 	o, err := parseNFSOptions(flags)
-	return err == nil && o.kerberos()
+	return err == nil && o.uses("krb5")
 }
 
 // GSSDRuns reports whether rpc.gssd runs in the network namespace of this process. The kernel asks only that one for
@@ -32,7 +32,8 @@ func GSSDRuns() (running, sure bool) {
 		return false, false
 	}
 	visible, err := os.Readlink("/proc/self/ns/pid")
-	sure = err == nil && visible == allProcesses
+	_, hidden := os.ReadFile("/proc/1/comm") // an error if /proc is mounted with hidepid
+	sure = err == nil && visible == allProcesses && hidden == nil
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range names {
 		name, _ := os.ReadFile(path) // it fails if the process has ended
@@ -50,18 +51,18 @@ func GSSDRuns() (running, sure bool) {
 	return false, sure
 }
 
-// kerberosReason returns the reason of an errno of a mount with Kerberos, or nil if it has another reason. The other
-// arguments are the results of GSSDRuns. The errno is EINVAL if the kernel has no credentials yet and rpc.gssd does not
+// kerberosReason returns the reason of an errno of a mount with Kerberos, or nil if it has another reason. encrypted is true for
+// sec=krb5p. The other arguments are the results of GSSDRuns. The errno is EINVAL if the kernel has no credentials yet and rpc.gssd does not
 // run, but also if rpcsec_gss_krb5 is missing or for a bad option. Without rpc.gssd it is EACCES afterwards.
-func kerberosReason(err error, gssdRuns, sure bool) error {
+func kerberosReason(err error, encrypted, gssdRuns, sure bool) error {
 	switch {
-	case isAny(err, unix.EACCES, unix.EPERM, unix.EINVAL) && !gssdRuns && sure:
+	case isAny(err, unix.EACCES, unix.EPERM, unix.EKEYEXPIRED, unix.EINVAL) && !gssdRuns && sure:
 		return ErrNoGSSD
 	case isAny(err, unix.EACCES, unix.EPERM, unix.EKEYEXPIRED):
 		return ErrKerberos
 	case isAny(err, unix.EINVAL):
 		return ErrKerberosRefused
-	case isAny(err, unix.EIO):
+	case isAny(err, unix.EIO) && encrypted:
 		return ErrPrivacy
 	}
 	return nil

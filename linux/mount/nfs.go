@@ -55,7 +55,7 @@ var (
 	// this process.
 	ErrNoGSSD = errors.New("Kerberos needs rpc.gssd, which does not run in the network of this process: install nfs-common or nfs-utils on the node, run systemctl start rpc-gssd, and give the driver's pod the network of the node (hostNetwork; the chart's value nfs.kerberos)") //nolint:staticcheck // a name begins the text
 	// ErrKerberosRefused means that the kernel refuses a mount with Kerberos, without a known reason.
-	ErrKerberosRefused = errors.New("the kernel refuses this mount with Kerberos: rpc.gssd does not run in the network of this process (on the node run systemctl start rpc-gssd; give the driver's pod the network of the node with hostNetwork, in the chart nfs.kerberos), or the module rpcsec_gss_krb5 is missing (run modprobe rpcsec_gss_krb5 on the node), or a mount option is wrong")
+	ErrKerberosRefused = errors.New("the kernel refuses this mount with Kerberos: check that rpc.gssd runs on the node (systemctl start rpc-gssd), that the driver's pod has the network of the node (hostNetwork; the chart's value nfs.kerberos), that the module rpcsec_gss_krb5 is loaded (modprobe rpcsec_gss_krb5), and the mount options")
 	// ErrPrivacy means that a mount with Kerberos failed with an I/O error, as sec=krb5p does with some kernels.
 	ErrPrivacy = errors.New("the mount with Kerberos failed with an I/O error: with sec=krb5p run a newer kernel on the node and the server (Linux 6.1.192 fails), or set sec=krb5i; otherwise check the log of the server")
 	// ErrNoTLSHD means that a mount needs TLS, and that tlshd does not run in the network of this process.

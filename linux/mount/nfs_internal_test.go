@@ -133,7 +133,8 @@ func TestExplainSecurity(t *testing.T) {
 		errno unix.Errno
 		want  error
 	}{
-		{"hard,sec=krb5i", unix.EIO, ErrPrivacy},
+		{"hard,sec=krb5p", unix.EIO, ErrPrivacy},
+		{"hard,sec=krb5i", unix.EIO, ErrServerSilent},
 		{"hard,sec=krb5i", unix.ENOENT, ErrExportMissing},
 		{"hard", unix.EIO, ErrServerSilent},
 		{"xprtsec=tls", unix.ESRCH, ErrNoTLSHD},
@@ -165,14 +166,18 @@ func TestKerberosReason(t *testing.T) {
 		{unix.EPERM, false, false, ErrKerberos},
 		{unix.EPERM, false, true, ErrNoGSSD},
 		{unix.EKEYEXPIRED, true, true, ErrKerberos},
+		{unix.EKEYEXPIRED, false, true, ErrNoGSSD},
 		{unix.EIO, true, true, ErrPrivacy},
 		{unix.EIO, false, false, ErrPrivacy},
 		{unix.EIO, false, true, ErrPrivacy},
 		{unix.ENOENT, false, true, nil},
 	} {
-		if got := kerberosReason(tc.errno, tc.running, tc.sure); !errors.Is(got, tc.want) {
+		if got := kerberosReason(tc.errno, true, tc.running, tc.sure); !errors.Is(got, tc.want) {
 			t.Errorf("%v, running %t, sure %t: got %v, want %v", tc.errno, tc.running, tc.sure, got, tc.want)
 		}
+	}
+	if got := kerberosReason(unix.EIO, false, true, true); got != nil {
+		t.Errorf("EIO without krb5p: got %v, want no reason", got)
 	}
 }
 

@@ -236,9 +236,9 @@ func (o nfsOptions) explain(err error) error {
 
 // reason returns the error that describes an errno of a mount with these options, or nil.
 func (o nfsOptions) reason(err error) error {
-	if o.kerberos() {
+	if o.uses("krb5") {
 		running, sure := GSSDRuns()
-		if reason := kerberosReason(err, running, sure); reason != nil {
+		if reason := kerberosReason(err, o.uses("krb5p"), running, sure); reason != nil {
 			return reason
 		}
 	}

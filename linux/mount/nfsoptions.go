@@ -169,9 +169,9 @@ func (o nfsOptions) value(key string) string {
 	return ""
 }
 
-// kerberos reports whether a value of sec= is a kind of Kerberos.
-func (o nfsOptions) kerberos() bool {
-	return slices.ContainsFunc(o.Data, func(word string) bool { return isSecurity(word) && strings.Contains(word, "krb5") })
+// uses reports whether a value of sec= begins with a text, such as krb5 for all kinds of Kerberos.
+func (o nfsOptions) uses(security string) bool {
+	return slices.ContainsFunc(o.Data, func(word string) bool { return isSecurity(word) && strings.Contains(word, security) })
 }
 
 // proto returns the protocol that the options set, or "". The last option applies.

@@ -139,7 +139,7 @@ func ExplainWrite(pool, place string, err error) error {
 	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
 }
 
-// ExplainRead explains an error of reading from the export of a pool if the server denied it.
+// ExplainRead explains an error of reading from the export of a pool, which it returns unchanged unless the server denies access.
 func ExplainRead(pool, place string, err error) error {
 	if isDenied(err) {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: %s: %w", pool, place, deniedRemedy, err)

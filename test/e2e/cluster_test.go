@@ -29,17 +29,17 @@ func try(ctx context.Context, command string, args ...string) (string, error) {
 // run runs a command, which must succeed, and returns its output.
 func run(t *testing.T, command string, args ...string) string {
 	t.Helper()
-	out, err := repeat(func() (string, error) { return try(t.Context(), command, args...) })
+	out, err := repeat(t.Context(), func(ctx context.Context) (string, error) { return try(ctx, command, args...) })
 	must(t, err)
 	return out
 }
 
-// repeat calls a function until it succeeds, but not after extraTime.
-func repeat(call func() (string, error)) (string, error) {
+// repeat calls a function until it succeeds or ctx ends, but not after extraTime.
+func repeat(ctx context.Context, call func(context.Context) (string, error)) (string, error) {
 	deadline := time.Now().Add(extraTime)
 	for {
-		out, err := call()
-		if err == nil || !time.Now().Before(deadline) {
+		out, err := call(ctx)
+		if err == nil || ctx.Err() != nil || !time.Now().Before(deadline) {
 			return out, err
 		}
 		time.Sleep(time.Second)
@@ -66,7 +66,7 @@ func tryKubectlInput(ctx context.Context, input string, args ...string) (string,
 // kubectlInput is tryKubectlInput for a call that must succeed.
 func kubectlInput(t *testing.T, input string, args ...string) string {
 	t.Helper()
-	out, err := repeat(func() (string, error) { return tryKubectlInput(t.Context(), input, args...) })
+	out, err := repeat(t.Context(), func(ctx context.Context) (string, error) { return tryKubectlInput(ctx, input, args...) })
 	must(t, err)
 	return out
 }
@@ -212,7 +212,7 @@ func applyText(t *testing.T, ns, manifest string) {
 // kubectlLast runs kubectl in a cleanup, when the test's context has ended.
 func kubectlLast(t *testing.T, args ...string) {
 	t.Helper()
-	_, err := repeat(func() (string, error) { return try(context.Background(), "kubectl", args...) })
+	_, err := repeat(context.Background(), func(ctx context.Context) (string, error) { return try(ctx, "kubectl", args...) })
 	if err != nil {
 		t.Error(err)
 	}

@@ -42,11 +42,16 @@ func leaderProcesses() []int {
 	return slices.DeleteFunc(all, func(pid int) bool { return !inCgroup(pid, "pod"+string(pod.UID)) })
 }
 
+// killTime limits the time in which processes are killed, because on a slow machine the processes that start again
+// would be killed before they have done their work.
+const killTime = 5 * time.Minute
+
 // TestKilled creates and deletes pods while the killTargets are killed at random. Each pod must become ready
 // with its data, and nothing may be left of the volumes.
 func TestKilled(t *testing.T) {
 	ns := newNamespace(t, "killed")
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithTimeout(t.Context(), killTime)
+	defer stop()
 	var killers, workers sync.WaitGroup
 	var mu sync.Mutex
 	killed := map[string]int{}
@@ -93,15 +98,15 @@ func useClaim(ctx context.Context, ns, name string) error {
 		manifest := claimPod{name: name, pod: pod, command: command}.manifest()
 		for _, step := range [][]string{
 			{"apply", "-f", "-"},
-			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=5m"},
-			{"delete", "pod", pod, "--timeout=5m"},
+			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=10m"},
+			{"delete", "pod", pod, "--timeout=10m"},
 		} {
 			if _, err := tryKubectlInput(ctx, manifest, append([]string{"-n", ns}, step...)...); err != nil {
 				return err
 			}
 		}
 	}
-	_, err := tryKubectlInput(ctx, "", "-n", ns, "delete", "pvc", name, "--timeout=5m")
+	_, err := tryKubectlInput(ctx, "", "-n", ns, "delete", "pvc", name, "--timeout=10m")
 	return err
 }
 

@@ -81,14 +81,14 @@ func TestKerberos(t *testing.T) {
 		name string
 		run  func(*testing.T, *kerberos)
 	}{
+		{"cut off", func(t *testing.T, k *kerberos) { testCutOff(t, k.pair) }},
+		{"expired", func(t *testing.T, k *kerberos) { testExpired(t, k.pair) }},
 		{"owners", testKerberosOwners},
 		{"class", testKerberosClass},
 		{"mount options", testSecurityOptions},
 		{"principal of another user", testStranger},
 		{"without rpc.gssd", testWithoutGssd},
 		{"changed key", testChangedKey},
-		{"expired", func(t *testing.T, k *kerberos) { testExpired(t, k.pair) }},
-		{"cut off", func(t *testing.T, k *kerberos) { testCutOff(t, k.pair) }},
 	} {
 		k.run(t, tc.name, tc.run)
 	}
@@ -220,7 +220,7 @@ func testSecurityOptions(t *testing.T, k *kerberos) {
 func testStranger(t *testing.T, k *kerberos) {
 	n := k.node(t, "stranger")
 	k.realm.StartGssd(t, n)
-	k.wantClosed(t, k.start(t, n, "stranger"), "principal")
+	k.wantClosed(t, k.start(t, n, "stranger"), "does not let this node's root read")
 }
 
 // testChangedKey: the KDC has another key of a node than its keytab, so the node cannot open the pool.
@@ -236,7 +236,7 @@ func testChangedKey(t *testing.T, k *kerberos) {
 func testWithoutGssd(t *testing.T, k *kerberos) {
 	n := k.node(t, "node-3")
 	m := k.start(t, n, "node-3")
-	k.wantClosed(t, m, "rpc.gssd does not run in the network of this process")
+	k.wantClosed(t, m, "check that rpc.gssd runs on the node")
 	m.wantChecks(t, map[string]doctor.Result{"Kerberos": doctor.Failure, "export": doctor.Failure})
 	stop := k.realm.StartGssd(t, n)
 	v := m.directory(t, pool, "late")

@@ -211,7 +211,7 @@ func (m *machine) wantNothingLeft(t *testing.T) {
 		return len(left) > 0, fmt.Errorf("%s: got %s after the end of the driver, want nothing", m.name, strings.Join(left, ", "))
 	})
 	if len(m.left()) > 0 {
-		t.Error(err)
+		t.Errorf("%v\n%s", err, m.log())
 		m.unmountAll()
 	}
 }

@@ -414,7 +414,7 @@ var guests = []guest{
 	},
 	{
 		name: "limits-cluster", mem: 8 << 10, disks: []string{"16G"}, prelude: onDisk, cluster: true, long: true, limit: 90 * time.Minute,
-		programs: []program{{"./test/e2e", []string{"-test.run", "^TestIOLimits$"}, passed("TestIOLimits")}},
+		programs: []program{{"./test/e2e", []string{"-test.run", "^TestIOLimits$"}, append(passed("TestIOLimits"), regexp.MustCompile(`dd if=/dev/zero .* by the limit`))}},
 	},
 	{
 		name: "kubernetes", mem: 8 << 10, disks: []string{"16G", "4G"}, prelude: nfsDisk, cluster: true, long: true, limit: time.Hour,

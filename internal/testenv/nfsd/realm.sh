@@ -3,6 +3,7 @@
 # Argument: the directory of the realm, with its configuration.
 cd "$1"
 export KRB5_CONFIG=$1/krb5.conf KRB5_KDC_PROFILE=$1/kdc.conf KRB5_KTNAME=$1/server.keytab
+export TMPDIR=$1 # of the replay cache
 hostname nas.trivet.test
 kdb5_util create -s -P master >&2
 kadmin.local >&2 <<END
