@@ -210,7 +210,7 @@ func TestKilled(t *testing.T) {
 	}
 	for name, interrupt := range map[string]func(t *testing.T, m *machine){
 		"in SetUp, before the record is written": func(t *testing.T, m *machine) { must(t, os.Remove(record(m))) },
-		"in SetUp, while the record is written": func(t *testing.T, m *machine) { must(t, os.Rename(record(m), record(m)+".tmp")) },
+		"in SetUp, while the record is written":  func(t *testing.T, m *machine) { must(t, os.Rename(record(m), record(m)+".tmp")) },
 		"in SetUp, before the mode is set": func(t *testing.T, m *machine) {
 			must(t, os.Remove(record(m)))
 			must(t, os.Chmod(m.path(), 0o700))
