@@ -76,8 +76,11 @@ func (s *session) writeRecord(t target) error {
 }
 
 func (s *session) removeRecord(t target) error {
-	if err := s.state.Remove(recordName(t.Path)); !errors.Is(err, fs.ErrNotExist) {
-		return err
+	name := recordName(t.Path)
+	for _, file := range []string{name + ".tmp", name} { // a killed writer leaves the first
+		if err := s.state.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }
