@@ -204,6 +204,23 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestKilledWriter: unmount removes the temporary file of a record whose writer was killed, with and without a record.
+func TestKilledWriter(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
+	web := k.target("web")
+	k.succeed("loop", "mount", web, options("size", "32Mi"))
+	records, err := filepath.Glob(filepath.Join(k.state, "targets", "*.json"))
+	must(t, err)
+	if len(records) != 1 {
+		t.Fatalf("got records %q, want one", records)
+	}
+	for range 2 {
+		k.write(records[0]+".tmp", "{")
+		k.succeed("loop", "unmount", web)
+		k.checkNothingLeft()
+	}
+}
+
 // history records which volume each pod has mounted, and the content of each volume.
 type history struct {
 	*kubelet

@@ -77,7 +77,7 @@ func (s *session) writeRecord(t target) error {
 
 func (s *session) removeRecord(t target) error {
 	name := recordName(t.Path)
-	for _, file := range []string{name + ".tmp", name} { // a killed writer leaves the first
+	for _, file := range []string{name + atomicfile.Temporary, name} { // a killed writer leaves the first
 		if err := s.state.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

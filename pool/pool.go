@@ -231,7 +231,7 @@ func (o *directoryOpener) create(root *os.Root) (string, error) {
 		return "", err
 	}
 	for _, e := range entries {
-		if name := e.Name(); name != "lost+found" && name != markerFile+".tmp" {
+		if name := e.Name(); name != "lost+found" && name != markerFile+atomicfile.Temporary {
 			return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool and not empty (it has %q): give the pool an empty directory", o.Name, root.Name(), name)
 		}
 	}

@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 )
 
+// Temporary ends the name of the temporary file of Write, which a killed writer leaves.
+const Temporary = ".tmp"
+
 // Write replaces the content of the file called name in root by data. It writes a temporary file, syncs it, renames
 // it and syncs the directory. Only one writer of a name may run at a time.
 func Write(root *os.Root, name string, data []byte) error {
-	tmp := name + ".tmp"
+	tmp := name + Temporary
 	err := writeNew(root, tmp, data)
 	if errors.Is(err, fs.ErrExist) { // left by a killed writer; it may be a link, which must not be followed
 		_ = root.Remove(tmp)

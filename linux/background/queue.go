@@ -32,7 +32,7 @@ var turns queue
 type waiter struct {
 	*Budget
 	turn  chan struct{} // closed when the task has the turn
-	since time.Time
+	since time.Time     // the beginning of the wait
 }
 
 // add adds a task to those that wait.
@@ -99,17 +99,18 @@ func (q *queue) pass(d *disk) {
 }
 
 // next gives turns to the tasks that can have them, those with the least excess first. A task that waits only for rests keeps its disks
-// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. A task
-// that reserves its disks does the same. The caller holds q.
+// from the tasks after it. Otherwise it could wait for ever for a moment in which no disk rests. A task that reserves
+// its disks does the same. The caller holds q.
 func (q *queue) next() {
+	running := func(d *disk) bool { return d.running }
 	least := q.leastUse()
 	slices.SortStableFunc(q.waiting, func(v, w *waiter) int { return cmp.Compare(v.excess(least), w.excess(least)) })
 	kept := map[*disk]bool{}
 	q.waiting = slices.DeleteFunc(q.waiting, func(w *waiter) bool {
-		if w.any(func(d *disk) bool { return d.running }) && !q.reserves(w) {
+		if w.any(running) && !q.reserves(w) {
 			return false
 		}
-		free := !w.any(func(d *disk) bool { return d.running || d.resting || kept[d] })
+		free := !w.any(running) && !w.any(func(d *disk) bool { return d.resting || kept[d] })
 		for _, s := range w.shares {
 			kept[s.disk] = true
 		}

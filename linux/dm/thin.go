@@ -75,7 +75,7 @@ func (v VolumeID) ThinPool() (p ThinPool, ok bool, err error) {
 // parseThinPool parses the table and the status of a thin pool.
 func parseThinPool(t sys.MappedTarget) (p ThinPool, err error) {
 	if t.Type != thinPoolTarget {
-		return p, fmt.Errorf("expected a " + thinPoolTarget)
+		return p, errors.New("expected a " + thinPoolTarget)
 	}
 	var metadata, data string
 	var blockSectors int64
@@ -296,8 +296,8 @@ func (g Group) PoolActive(name string) (bool, error) {
 	return ok, err
 }
 
-// loadTarget ensures that the kernel has a type of targets, or returns ErrNoModule. lvm(8) would execute modprobe(8), but the driver and its programs cannot
-// load modules, and the image has no modprobe(8).
+// loadTarget ensures that the kernel has a type of targets, or returns ErrNoModule. lvm(8) would execute modprobe(8), but the driver
+// and its programs cannot load modules, and the image has no modprobe(8).
 func loadTarget(target, module string) error {
 	_, _, err := control(func(node *os.File) (struct{}, error) { return struct{}{}, sys.LoadTarget(node, target) })
 	if errors.Is(err, unix.EINVAL) {

@@ -139,7 +139,7 @@ func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
 	}
 	for _, entry := range entries {
 		file := entry.Name()
-		if strings.HasSuffix(file, suffix+".tmp") { // left by a killed writer
+		if strings.HasSuffix(file, suffix+atomicfile.Temporary) { // left by a killed writer
 			continue
 		}
 		if o, err := k.read(file); err != nil {
@@ -180,7 +180,7 @@ func keyOf(o object) types.NamespacedName {
 }
 
 // maxName is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
-const maxName = 255 - len(suffix) - len(".tmp")
+const maxName = 255 - len(suffix) - len(atomicfile.Temporary)
 
 // fileOf returns the name of an object's file. The name is unique, because neither a namespace nor an
 // object's name contains an underscore. A name that is too long is replaced with its hash.

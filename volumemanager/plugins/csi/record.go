@@ -71,7 +71,7 @@ func (p *Plugin) removeRecord(dir string) error {
 // removeFile removes a file, and the temporary file of an interrupted write.
 func removeFile(dir, name string) error {
 	file := filepath.Join(dir, name)
-	return errors.Join(mount.RemoveTarget(file+".tmp"), mount.RemoveTarget(file))
+	return errors.Join(mount.RemoveTarget(file+atomicfile.Temporary), mount.RemoveTarget(file))
 }
 
 // makeDirs creates a directory and its parents durably. It does not access an existing directory,

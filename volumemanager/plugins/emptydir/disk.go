@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/linux/quota"
@@ -174,7 +175,7 @@ const releaseTimeout = 10 * time.Second
 // removeDisk removes the directory and its record, and releases its quota ID. The temporary file of a killed
 // writer of the record is removed first: once the directory is removed, only a record leads to another call.
 func (v *volume) removeDisk(ctx context.Context) error {
-	if err := mount.RemoveTarget(filepath.Join(v.p.records(), v.key+suffix+".tmp")); err != nil {
+	if err := mount.RemoveTarget(filepath.Join(v.p.records(), v.key+suffix+atomicfile.Temporary)); err != nil {
 		return err
 	}
 	parent, err := os.Open(filepath.Dir(v.path))

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
@@ -48,7 +49,7 @@ func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 
 // maxVolume is the maximum length of a volume's name in bytes: NAME_MAX (linux/limits.h) minus the
 // suffixes of the record and its temporary file.
-const maxVolume = 255 - len(recordSuffix) - len(".tmp")
+const maxVolume = 255 - len(recordSuffix) - len(atomicfile.Temporary)
 
 // check validates a spec.
 func check(spec *plugins.Spec) error {
