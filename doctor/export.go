@@ -74,10 +74,10 @@ func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report fu
 	if x.usesKerberos() {
 		x.report(judgeKerberos(x.name()+", Kerberos", findKerberos()))
 	}
-	top, err := x.mount(ctx)
+	top, version, err := x.mount(ctx)
 	if err == nil {
 		defer top.Close()
-		x.tryExport(ctx, top)
+		x.tryExport(ctx, top, version)
 		x.checkPool(ctx, top)
 	}
 	if !errors.Is(err, mount.ErrExportMissing) && !slices.ContainsFunc(x.Config.NFS.MountOptions, namesVersion) {
@@ -87,11 +87,11 @@ func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report fu
 	x.report(clientTracking(x.name() + ", client tracking"))
 }
 
-// mount mounts the export until the returned directory is closed.
-func (x examination) mount(ctx context.Context) (*os.File, error) {
+// mount mounts the export until the returned directory is closed. It also returns the version of NFS.
+func (x examination) mount(ctx context.Context) (*os.File, string, error) {
 	top, version, err := export.Mount(ctx, x.Config)
 	x.report(judgeMounted(x.name()+", export", x.source(), version, err))
-	return top, err
+	return top, version, err
 }
 
 func (x examination) usesKerberos() bool { return mount.UsesKerberos(x.Config.NFS.MountOptions) }
@@ -245,16 +245,22 @@ func (x examination) tryVersions(ctx context.Context) []versionResult {
 
 // tryVersion mounts the export with one version, and unmounts it.
 func (x examination) tryVersion(ctx context.Context, version string) error {
-	ctx, cancel := context.WithTimeout(ctx, versionPatience)
-	defer cancel()
-	c, n := x.Config, *x.Config.NFS
-	n.MountOptions = append(slices.Clone(n.MountOptions), "nfsvers="+version)
-	c.NFS = &n
-	top, _, err := export.Mount(ctx, c)
+	top, err := x.mountVersion(ctx, version)
 	if err == nil {
 		top.Close()
 	}
 	return err
+}
+
+// mountVersion mounts the export with one version until the returned directory is closed.
+func (x examination) mountVersion(ctx context.Context, version string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, versionPatience)
+	defer cancel()
+	c, n := x.Config, *x.Config.NFS
+	n.MountOptions = append(slices.DeleteFunc(slices.Clone(n.MountOptions), namesVersion), "nfsvers="+version)
+	c.NFS = &n
+	top, _, err := export.Mount(ctx, c)
+	return top, err
 }
 
 // namesVersion reports whether a mount option sets the version of NFS.
@@ -266,8 +272,8 @@ func namesVersion(option string) bool {
 // scratchPrefix is the prefix of the name of the directory that is created on the export.
 const scratchPrefix = ".trivet-doctor."
 
-// tryExport tests the operations that drivers need, in a scratch directory.
-func (x examination) tryExport(ctx context.Context, top *os.File) {
+// tryExport tests the operations that drivers need, in a scratch directory of a mount with a version of NFS.
+func (x examination) tryExport(ctx context.Context, top *os.File, version string) {
 	root, err := openRoot(top)
 	if err != nil {
 		x.report(failure(x.name()+", writing", err.Error(), serverLog))
@@ -296,7 +302,7 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 	x.report(judgeRename(x.name()+", rename", tryRename(dir)))
 	x.report(judgeClock(x.name()+", clock", tryClock(dir)))
 	x.report(judgeFeatures(x.name()+", features", tryFeatures(dir)))
-	x.report(judgeLocks(x.name()+", locks", x.tryLocks(ctx, dir, scratch)))
+	x.report(judgeLocks(x.name()+", locks", x.tryLocks(ctx, dir, scratch, version)))
 }
 
 // staleAfter is the age after which a scratch directory is orphaned.
@@ -412,25 +418,42 @@ func tryFeatures(dir *os.Root) []feature {
 // lockPatience limits the wait for a lock, because the kernel retries during the server's grace period.
 const lockPatience = 5 * time.Second
 
-// tryLocks tests whether a lock through one mount is visible through another. If so, the feature is present.
-func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string) feature {
-	other, err := x.mountAgain(ctx, scratch)
-	if err != nil {
-		return feature{err: err}
-	}
-	defer other.Close()
-	visible, err := Within(lockPatience, func() (bool, error) { return fsprobe.LocksReach(dir, other) })
-	return feature{have: visible, err: err}
+// otherClient contains, for a version of NFS, the version of a second mount that the server regards as that of another client: the
+// identity of a client of NFS 4 contains the minor version (nfs4_init_uniform_client_string of Linux). A server may give a client a write
+// delegation (RFC 8881, section 10.4), with which the client does not show its locks to the server until another client opens the file.
+var otherClient = map[string]string{"4.2": "4.1", "4.1": "4.2", "4.0": "4.1", "3": "3"}
+
+// lockTest is the result of locking one file through two mounts.
+type lockTest struct {
+	// visible means that the lock through one mount was visible through the other.
+	visible bool
+	// sameClient means that the server may regard both mounts as those of one client.
+	sameClient bool
+	err        error
 }
 
-// mountAgain returns the scratch directory in another mount of the export, which lasts until the directory is
-// closed.
-func (x examination) mountAgain(ctx context.Context, scratch string) (*os.Root, error) {
-	top, _, err := export.Mount(ctx, x.Config)
+// tryLocks tests whether a lock through the mount of dir, with a version of NFS, is visible through a second mount.
+func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch, version string) (t lockTest) {
+	top, err := x.mountVersion(ctx, otherClient[version])
 	if err != nil {
-		return nil, err
+		t.sameClient = true
+		top, _, err = export.Mount(ctx, x.Config)
+	}
+	if err != nil {
+		return lockTest{err: err}
 	}
 	defer top.Close()
+	other, err := openScratch(top, scratch)
+	if err != nil {
+		return lockTest{err: err}
+	}
+	defer other.Close()
+	t.visible, t.err = Within(lockPatience, func() (bool, error) { return fsprobe.LocksReach(dir, other) })
+	return t
+}
+
+// openScratch opens the scratch directory in another mount of the export.
+func openScratch(top *os.File, scratch string) (*os.Root, error) {
 	root, err := openRoot(top)
 	if err != nil {
 		return nil, err

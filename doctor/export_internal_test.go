@@ -93,9 +93,11 @@ func TestJudgeExport(t *testing.T) {
 		"no features":          {judgeFeatures("n", []feature{{what: "holes"}}), OK, "lacks holes"},
 		"a feature test fails": {judgeFeatures("n", []feature{{what: "holes", err: syscall.EIO}}), Warning, "holes: input/output"},
 
-		"locks":           {judgeLocks("n", feature{have: true}), OK, "the server supports locks"},
-		"local locks":     {judgeLocks("n", feature{}), Warning, "local to this node"},
-		"lock test fails": {judgeLocks("n", feature{err: syscall.EIO}), Warning, "input/output"},
+		"locks":                    {judgeLocks("n", lockTest{visible: true}), OK, "the server supports locks"},
+		"local locks":              {judgeLocks("n", lockTest{}), Warning, "local to this node"},
+		"locks of one client":      {judgeLocks("n", lockTest{sameClient: true}), Skipped, "second version"},
+		"locks seen by one client": {judgeLocks("n", lockTest{sameClient: true, visible: true}), OK, "supports locks"},
+		"lock test fails":          {judgeLocks("n", lockTest{err: syscall.EIO}), Warning, "input/output"},
 
 		"recover_lost_locks off":     {judgeLostLocks("n", "N"), OK, "cannot write"},
 		"recover_lost_locks on":      {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},

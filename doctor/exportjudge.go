@@ -236,11 +236,13 @@ func judgeFeatures(name string, all []feature) Check {
 	return ok(name, "%s", seen)
 }
 
-func judgeLocks(name string, f feature) Check {
+func judgeLocks(name string, t lockTest) Check {
 	switch {
-	case f.err != nil:
-		return warning(name, f.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
-	case !f.have:
+	case t.err != nil:
+		return warning(name, t.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
+	case !t.visible && t.sameClient:
+		return skipped(name, "locks between two nodes cannot be tried from one node, because this export cannot be mounted with a second version of NFS: do not set nolock or local_lock in mountOptions")
+	case !t.visible:
 		return warning(name, "locks are local to this node, or not supported", "remove nolock and local_lock from mountOptions, because two nodes could attach one image")
 	}
 	return ok(name, "the server supports locks")

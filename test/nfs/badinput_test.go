@@ -33,6 +33,22 @@ func TestBadInput(t *testing.T) {
 	t.Run("clocks", func(t *testing.T) { testClocks(t, server) })
 }
 
+// failsWithin is the time in which a mount without valid credentials fails, on a slow machine.
+const failsWithin = 90 * time.Second
+
+// wantClosed fails unless the pool is not open on a node, with an error that contains a text.
+func (m *machine) wantClosed(t *testing.T, text string) {
+	t.Helper()
+	began := time.Now()
+	_, err := m.createWhenOpen(t, "closed", mib, filesystem("", manyNodes), directoryIn(pool))
+	took := time.Since(began)
+	wantCode(t, err, codes.Unavailable, text)
+	t.Log(took, err)
+	if took > failsWithin {
+		t.Errorf("CreateVolume took %v, want less than %v", took, failsWithin)
+	}
+}
+
 // createWhenOpen calls tryCreate, and retries while the driver reports that it is opening the pool.
 func (m *machine) createWhenOpen(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (v *vol, err error) {
 	err = retry.For(t.Context(), waitTimeout, func() (again bool, err error) {
