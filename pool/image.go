@@ -18,9 +18,13 @@ func (i *Images) Open(name string, flag int) (*os.File, error) {
 	return i.openIn(i.volumes, name+"/"+ImageFile, name, flag)
 }
 
-// openIn opens the image of the volume name at a path below dir.
+// openIn opens the image of the volume name at a path below dir. Reads of it do not change its access time, which a loop device would
+// have to make durable before the kernel binds it (LOOP_CONFIGURE calls fsync(2)).
 func (i *Images) openIn(dir *os.File, path, name string, flag int) (*os.File, error) {
-	image, err := i.files.Open(dir, path, flag, 0)
+	image, err := i.files.Open(dir, path, flag|unix.O_NOATIME, 0)
+	if errors.Is(err, unix.EPERM) { // the file belongs to another user, and this process lacks CAP_FOWNER
+		image, err = i.files.Open(dir, path, flag, 0)
+	}
 	switch {
 	case beneath.IsNotExist(err):
 		return nil, i.noImage(name)
