@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -295,7 +296,7 @@ func prepareDir(field, path string, at mount.Info) (made bool, err error) {
 	if !at.IsDir() {
 		return false, volume.Errorf(volume.ErrPrecondition, "%s %q is not a directory: remove it", field, path)
 	}
-	dir, err := os.Open(path)
+	dir, err := sys.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}

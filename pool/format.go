@@ -48,7 +48,7 @@ func (i *Images) ContainerState(name string) (FormatState, error) {
 // state returns the first of the states that is recorded.
 func (i *Images) state(name string, states ...FormatState) (FormatState, error) {
 	for _, s := range states {
-		_, err := i.root.Lstat(volumePath(name, string(s)))
+		_, err := beneath.Stat(i.volumes, name+"/"+string(s))
 		if err == nil {
 			return s, nil
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -250,7 +251,7 @@ func (*localMedium) Link(file, folder *os.File, link func() error) error {
 }
 
 func (m *localMedium) OpenLock(name string) (*os.File, error) {
-	return m.root.Open(FolderPath(name))
+	return sys.Open(m.volumes, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
 // Entry adds only the suffix to the name: the pool has one writer.

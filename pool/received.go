@@ -5,13 +5,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -79,18 +82,23 @@ func (i *Images) BeginChange(name string) error {
 	if i.Shared() { // no image on an export was received, or has a contentFile
 		return nil
 	}
+	folder, err := sys.Open(i.volumes, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
 	removed := false
 	for _, file := range []string{receivedFile, contentFile} {
-		err := i.root.Remove(volumePath(name, file))
-		if err != nil && !beneath.IsNotExist(err) {
-			return err
+		err := unix.Unlinkat(int(folder.Fd()), file, 0)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s of volume %q in pool %q: %w", file, name, i.cfg.Name, err)
 		}
 		removed = removed || err == nil
 	}
 	if !removed {
 		return nil
 	}
-	return atomicfile.Sync(i.root, volumesDir+"/"+name)
+	return folder.Sync()
 }
 
 // maxBases bounds the contents that are offered to the other node.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // Device is a loop device that carries a tag of this driver.
@@ -41,7 +42,7 @@ func Devices() ([]Device, error) {
 // examine reports whether this node can create loop devices, and which devices have a removed image.
 func examine() []backend.Finding {
 	control := backend.Finding{Name: "loop control", Found: "/dev/loop-control can be used"}
-	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	f, err := sys.OpenFile("/dev/loop-control", os.O_RDWR)
 	if err == nil {
 		err = f.Close()
 	}

@@ -100,7 +100,7 @@ func (d *DeviceSource) growDetached(fs *mount.Detached) error {
 
 // grow makes the filesystem with an open root as large as the device.
 func (d *DeviceSource) grow(root *os.File) error {
-	device, err := os.Open(d.Path)
+	device, err := sys.OpenFile(d.Path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (d *DeviceSource) Shows(path string) (bool, error) {
 	if err != nil || st.Type != unix.BTRFS_SUPER_MAGIC {
 		return false, err
 	}
-	root, err := os.Open(path)
+	root, err := sys.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}
@@ -218,7 +218,7 @@ func (d *DeviceSource) Grow() error {
 
 // growAt grows the filesystem that is mounted at path.
 func (d *DeviceSource) growAt(path string) error {
-	root, err := os.Open(path)
+	root, err := sys.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func recordedErrors(m *mount.Entry, device string) uint64 {
 		n, _ := readNumber("/sys/fs/ext4/" + name + "/errors_count")
 		return uint64(n)
 	case "btrfs":
-		root, err := os.Open(m.Mountpoint)
+		root, err := sys.OpenFile(m.Mountpoint, os.O_RDONLY)
 		if err != nil {
 			return 0
 		}

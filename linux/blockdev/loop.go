@@ -68,7 +68,7 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 	if len(c.Tag) > maxTag {
 		return nil, fmt.Errorf("loop device: the tag has %d bytes, at most %d are possible", len(c.Tag), maxTag)
 	}
-	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	control, err := sys.OpenFile(loopControl, os.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
@@ -251,10 +251,10 @@ func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) 
 // openLoop does the same as OpenLoop with the flag of open(2).
 func openLoop(number, flag int) (*Loop, error) {
 	path := LoopPath(number)
-	f, err := os.OpenFile(path, flag, 0)
+	f, err := sys.OpenFile(path, flag)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = makeNode(path, number); err == nil {
-			f, err = os.OpenFile(path, flag, 0)
+			f, err = sys.OpenFile(path, flag)
 		}
 	}
 	if err != nil {

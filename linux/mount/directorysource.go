@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/location"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // DirectorySource is a directory of a filesystem of this node.
@@ -158,7 +159,7 @@ func unreachable(s Source) ([]Problem, error) {
 
 // CheckReadable returns an error if a directory cannot be read.
 func CheckReadable(dir string) error {
-	f, err := os.Open(dir)
+	f, err := sys.OpenFile(dir, os.O_RDONLY)
 	if err != nil {
 		return err
 	}

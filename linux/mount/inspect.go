@@ -150,7 +150,7 @@ func openClone(dir *os.File) (*os.File, error) {
 // OpenShown opens the root of a mount by its path. It returns nil if the path does not show the mount,
 // for example because another mount covers it.
 func OpenShown(e *Entry) *os.File {
-	root, err := os.Open(e.Mountpoint)
+	root, err := sys.OpenFile(e.Mountpoint, os.O_RDONLY)
 	if err != nil {
 		return nil
 	}
@@ -185,7 +185,7 @@ func sameDevice(a, b string) bool {
 // IsMountPoint reports whether a path is a mount point. It does not access the mounted filesystem,
 // because its server may not respond. It does not follow a link at the end of the path.
 func IsMountPoint(path string) (bool, error) {
-	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	parent, err := sys.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return false, nil
 	}

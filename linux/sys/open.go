@@ -56,6 +56,21 @@ func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int
 	}
 }
 
+// OpenFile opens an existing file by its path. os.OpenFile needs five more system calls, with which it tries to use epoll(7), also for a
+// directory, a regular file or a block device.
+func OpenFile(path string, flags int) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		default:
+			return os.NewFile(uintptr(fd), path), nil
+		}
+	}
+}
+
 // OpenParent opens the parent of a directory. The error is EXDEV if the directory is the root of a mount. Another
 // process may have moved the directory, so the caller must verify the parent.
 func OpenParent(dir *os.File, flags int) (int, error) {
@@ -65,7 +80,7 @@ func OpenParent(dir *os.File, flags int) (int, error) {
 // OpenDirectory opens a directory by its absolute path. The error is ELOOP if a part of the path is a symbolic
 // link.
 func OpenDirectory(path string) (*os.File, error) {
-	top, err := os.Open("/")
+	top, err := OpenFile("/", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
