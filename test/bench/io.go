@@ -302,36 +302,38 @@ func (r *ioResult) ratio(l load, p *place, number func(*outcome) float64) float6
 // median returns the median of values in ascending order.
 func median(ascending []float64) float64 { return ascending[len(ascending)/2] }
 
-// String returns a table with a row for each figure of each load in each place.
+// String returns a table with a row for each figure of each load, and a column for each place.
 func (r *ioResult) String() string {
-	t := markdown.Table{{"I/O", "in", "unit", "median", "min", "max", "ratio"}}
+	head := []string{"I/O", "unit"}
+	for _, p := range r.places {
+		head = append(head, p.name)
+	}
+	t := markdown.Table{head}
 	for _, l := range r.loads {
 		for _, f := range append(slices.Clone(l.figures), perOperation) {
+			row := []string{l.name, f.unit}
 			for _, p := range r.places {
-				if len(r.outcomes[ioKey{l.name, p}]) > 0 { // a device has no database
-					t.Row(append([]string{l.name, p.name, f.unit}, r.cells(l, p, f)...)...)
-				}
+				row = append(row, r.cell(l, p, f))
 			}
+			t.Row(row...)
 		}
 	}
-	return fmt.Sprintf("### %s\n\n%s; %d rounds of %v, places in turns; the file has %s.\n", r.title, machine(), r.options.rounds, r.options.duration, mebibytes(r.options.ioFileSize())) +
-		"\"ratio\" is to the first place. CPU is the time of the whole machine, with fio or PostgreSQL and the threads of the kernel, without the start of fio and without other programs.\n\n" + t.Text(true)
+	return fmt.Sprintf("### %s\n\n%s; %d rounds of %v, places in turns; the file has %s.\n\n", r.title, machine(), r.options.rounds, r.options.duration, mebibytes(r.options.ioFileSize())) + t.Text(true)
 }
 
-// cells returns the median, minimum and maximum of a figure, and the ratio to the floor. Cells that are not known are empty.
-func (r *ioResult) cells(l load, p *place, f figure) []string {
+// cell returns the median of a figure in a place, the minimum and maximum in parentheses, and the ratio of the medians to the floor. It is
+// empty if the figure is not known.
+func (r *ioResult) cell(l load, p *place, f figure) string {
 	values := r.of(l, p, f.of)
 	if len(values) == 0 {
-		return []string{"", "", "", ""}
+		return ""
 	}
-	var cells []string
-	for _, n := range []float64{median(values), values[0], values[len(values)-1]} {
-		cells = append(cells, strconv.FormatFloat(n, 'f', f.decimals, 64))
+	text := func(n float64) string { return strconv.FormatFloat(n, 'f', f.decimals, 64) }
+	cell := fmt.Sprintf("%s (%s–%s)", text(median(values)), text(values[0]), text(values[len(values)-1]))
+	if p != r.places[0] && len(r.of(l, r.places[0], f.of)) > 0 {
+		cell += " " + times(r.ratio(l, p, f.of))
 	}
-	if len(r.of(l, r.places[0], f.of)) == 0 {
-		return append(cells, "")
-	}
-	return append(cells, times(r.ratio(l, p, f.of)))
+	return cell
 }
 
 // machine describes the machine.
