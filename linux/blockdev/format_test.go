@@ -71,11 +71,15 @@ func TestFormatLarge(t *testing.T) {
 // bound, as when another process has just detached it.
 func TestFormatBesideLostDevice(t *testing.T) {
 	testenv.RequireRoot(t)
-	const number = 250 // a number that mkfs.btrfs accepts as a loop device, and that is not in use
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, control.Close()) })
-	must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number))
+	number := 256 // mkfs.btrfs accepts a smaller number as a loop device
+	for err = unix.EEXIST; errors.Is(err, unix.EEXIST); {
+		number--
+		err = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
+	}
+	must(t, err)
 	t.Cleanup(func() { must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)) })
 	dir := t.TempDir()
 	must(t, unix.Mount(blockdev.LoopPath(number), dir, "tmpfs", 0, ""))
