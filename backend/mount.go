@@ -28,7 +28,7 @@ func ExplainMount(err error) error {
 	}
 	for _, known := range []error{
 		mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrKerberos, mount.ErrNoGSSD, mount.ErrKerberosRefused, mount.ErrPrivacy,
-		mount.ErrNoTLS, mount.ErrNoTLSHD, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
+		mount.ErrNoTLS, mount.ErrNoTLSHD, mount.ErrTLSDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
 		mount.ErrNoFilesystem, mount.ErrOtherDirectory, mount.ErrNoSELinux,
 	} {
 		if errors.Is(err, known) {

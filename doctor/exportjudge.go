@@ -126,6 +126,7 @@ var exportRemedies = []remedy{
 	{mount.ErrPrivacy, "run a newer kernel on this node and the server, or set sec=krb5i (docs/kinds/nfs-kerberos.md)"},
 	{mount.ErrKerberos, "on this node, read journalctl -u rpc-gssd; run klist -k, and kinit -k with the principal that it prints; on the server, check sec= of the export, and that rpc.svcgssd or gssproxy runs (docs/kinds/nfs-kerberos.md)"},
 	{mount.ErrNoTLSHD, "install ktls-utils on this node, and run systemctl enable --now tlshd"},
+	{mount.ErrTLSDenied, "read the log of tlshd on this node and on the server (journalctl -u tlshd)"},
 	{mount.ErrNoTLS, "run Linux 6.5 or newer on this node, or remove xprtsec from mountOptions"},
 	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports, or allow this node in that file: with version 4 an export that is not allowed appears to be missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},

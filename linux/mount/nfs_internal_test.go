@@ -138,6 +138,8 @@ func TestExplainSecurity(t *testing.T) {
 		{"hard,sec=krb5i", unix.ENOENT, ErrExportMissing},
 		{"hard", unix.EIO, ErrServerSilent},
 		{"xprtsec=tls", unix.ESRCH, ErrNoTLSHD},
+		{"xprtsec=mtls", unix.EACCES, ErrTLSDenied},
+		{"xprtsec=none", unix.EACCES, ErrExportDenied},
 	} {
 		o, err := parseNFSOptions([]string{tc.flags})
 		if err != nil {

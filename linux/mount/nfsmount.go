@@ -23,8 +23,8 @@ const answerWithin = 5 * time.Second
 // returns the NFS version in use, such as "4.2". Without a version in the options the version in use is the highest
 // of 4.2, 4.1, 4.0 and 3 that the server supports. If ctx ends before the kernel has mounted, one thread remains
 // until the kernel times out. Errors are *Error, and wrap ErrServerName, ErrServerSilent, ErrExportMissing,
-// ErrExportDenied, ErrKerberos, ErrNoGSSD, ErrKerberosRefused, ErrPrivacy, ErrNoTLS, ErrNoTLSHD, ErrNFSVersion,
-// ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them describes the reason.
+// ErrExportDenied, ErrKerberos, ErrNoGSSD, ErrKerberosRefused, ErrPrivacy, ErrNoTLS, ErrNoTLSHD, ErrTLSDenied,
+// ErrNFSVersion, ErrNoStatd, ErrNoNFS, ErrMayNotMount or ErrBadOption if one of them describes the reason.
 //
 //nolint:revive // NFS alone is the type
 func MountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
@@ -242,8 +242,13 @@ func (o nfsOptions) reason(err error) error {
 			return reason
 		}
 	}
-	if o.value(optionTLS) != "" && errors.Is(err, unix.ESRCH) {
-		return ErrNoTLSHD
+	if transport := o.value(optionTLS); transport == "tls" || transport == "mtls" {
+		switch {
+		case errors.Is(err, unix.ESRCH):
+			return ErrNoTLSHD
+		case isAny(err, reasons[ErrExportDenied]...):
+			return ErrTLSDenied
+		}
 	}
 	for reason, errnos := range reasons {
 		if isAny(err, errnos...) {

@@ -171,20 +171,25 @@ func (r *Realm) kadmin(tb testing.TB, commands ...string) {
 // logDaemons logs the end of the logs of the daemons if the test has failed.
 func (r *Realm) logDaemons(tb testing.TB) {
 	tb.Helper()
-	if !tb.Failed() {
-		return
-	}
 	for _, pattern := range []string{"*.log", "node-*/gssd.log"} {
 		logs, _ := filepath.Glob(filepath.Join(r.dir, pattern))
 		for _, log := range logs {
-			text, _ := os.ReadFile(log)
-			tb.Logf("%s:\n%s", strings.TrimPrefix(log, r.dir+"/"), text[max(0, len(text)-logTail):])
+			logEnd(tb, strings.TrimPrefix(log, r.dir+"/"), log)
 		}
 	}
 }
 
 // logTail is the number of bytes of each log that a failed test shows.
 const logTail = 4 << 10
+
+// logEnd logs the end of a file if the test has failed.
+func logEnd(tb testing.TB, title, path string) {
+	tb.Helper()
+	if tb.Failed() {
+		text, _ := os.ReadFile(path)
+		tb.Logf("%s:\n%s", title, text[max(0, len(text)-logTail):])
+	}
+}
 
 // tempDir returns a directory that all users can enter, unlike tb.TempDir. It is removed when the test ends.
 func tempDir(tb testing.TB) string {
