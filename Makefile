@@ -8,7 +8,7 @@ GOFILES := $(shell git ls-files '*.go')
 TOOL := go tool -modfile=tools/go.mod
 FUZZTIME ?= 30s
 GUESTS ?= .
-KERNEL ?= bookworm
+KERNEL ?=
 IMAGE ?= ghcr.io/trivet-csi/trivet:$(VERSION)
 ARCHS ?= $(shell go env GOARCH)
 # The time of all files in images and archives: that of the commit.
@@ -45,7 +45,7 @@ check: lint ## Run vet, lint and all tests that need no root, no mounts and no V
 	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool)$(browser) go test ./...
 
 .PHONY: test-vm
-test-vm: deps-test ## Run the suites that need a VM and many minutes, on the newest kernel of Debian's suite KERNEL (as root; hours)
+test-vm: deps-test ## Run the suites that need a VM and many minutes, with the newest kernel of Debian's suite KERNEL if it is set (as root; hours)
 	VM_KERNEL=$(KERNEL) go test -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # The tests of the status page need Debian's package chromium. It is not installed, because it has about 700 MB with its

@@ -4,6 +4,7 @@ package vm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -77,6 +78,8 @@ type guest struct {
 	driver   bool          // TRIVET_TEST_DRIVER is set to the path of a driver
 	cluster  bool          // the programs run beside the control plane of a cluster, which cluster.sh starts
 	selinux  bool          // SELinux is enforced with the policy of selinux.sh while the programs run
+	tls      bool          // TRIVET_TEST_TLSHD is set to the path of tlshd
+	kernel   string        // the suite of Debian whose kernel runs if VM_KERNEL is not set; "" for the default of vm.sh
 	api      bool          // TRIVET_TEST_CLUSTER is set to the path of a directory with etcd and kube-apiserver
 	crashing bool          // TRIVET_TEST_CRASHING is set to the path of a driver with crash points
 	limit    time.Duration // the guest is ended after this time
@@ -160,6 +163,16 @@ var guests = []guest{
 			{"./backend/disk", []string{"-test.run", "^TestDisks$/./^ext4$/^SELinux$"}, passed("TestDisks/disks/ext4/SELinux")},
 			{"./backend/nfs", []string{"-test.run", "^TestConformance$/./^dir$/^SELinux$"}, passed("TestConformance/nfs/dir/SELinux/clone")},
 			{"./backend/local", []string{"-test.run", "^TestConformance$/^directories-unlimited$/^dir$/^SELinux$"}, passed("TestConformance/directories-unlimited/dir/SELinux")},
+			{"./backend/loop", []string{"-test.run", "^TestNFSConformance$/./^xfs$/^SELinux$"}, passed("TestNFSConformance/images-nfs/xfs/SELinux/clone")},
+		},
+	},
+	{
+		name: "selinux-mapped", disks: groupDisks, prelude: onEncrypted, selinux: true, long: true, limit: 15 * time.Minute,
+		programs: []program{
+			{"./backend/loop", []string{"-test.run", "^TestEncrypted$/./^ext4$/^SELinux$"}, passed("TestEncrypted/images-encrypted/ext4/SELinux/clone")},
+			{"./backend/lvm", []string{"-test.run", "^TestGroup$/./^ext4$/^SELinux$"}, passed("TestGroup/group/ext4/SELinux")},
+			{"./backend/lvm", []string{"-test.run", "^TestThin$/./^xfs$/^SELinux$"}, passed("TestThin/thin/xfs/SELinux/clone")},
+			{"./backend/lvm", []string{"-test.run", "^TestEncryptedThin$/./^ext4$/^SELinux$"}, passed("TestEncryptedThin/thin-encrypted/ext4/SELinux")},
 		},
 	},
 	{
@@ -389,6 +402,10 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestKerberos$"}, passed("TestKerberos/krb5i", "TestKerberos/changed_key")}},
 	},
 	{
+		name: "tls", kernel: "bookworm-backports", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, tls: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTLS$"}, passed("TestTLS/xprtsec=none", "TestTLS/xprtsec=mtls", "TestTLS/expired", "TestTLS/untrusted_node")}},
+	},
+	{
 		name: "forwarded", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestForwardedSnapshot$"}, passed("TestForwardedSnapshot/xfs/frozen")}},
 	},
@@ -555,7 +572,9 @@ func TestVM(t *testing.T) {
 				options = append(options, "--append", "security=selinux", "--append", "enforcing=0") // until the policy is loaded
 			}
 			script := g.script(ctx, t)
-			check(t, g, run(ctx, t, exec.CommandContext(ctx, "./vm.sh", append(options, "--", "bash", "-c", script)...)))
+			vm := exec.CommandContext(ctx, "./vm.sh", append(options, "--", "bash", "-c", script)...)
+			vm.Env = append(os.Environ(), "VM_KERNEL="+cmp.Or(os.Getenv("VM_KERNEL"), g.kernel))
+			check(t, g, run(ctx, t, vm))
 		})
 	}
 }
@@ -569,6 +588,9 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	}
 	if g.crashing {
 		lines = append(lines, "export TRIVET_TEST_CRASHING="+quote(buildDriver(ctx, t, "-tags", "crashpoints")))
+	}
+	if g.tls {
+		lines = append(lines, "export TRIVET_TEST_TLSHD="+quote(strings.TrimSpace(run(ctx, t, exec.CommandContext(ctx, "./tlshd.sh")))))
 	}
 	if g.api {
 		run(ctx, t, exec.CommandContext(ctx, "../e2e/cluster/build.sh"))
