@@ -95,8 +95,8 @@ func TestJudgeExport(t *testing.T) {
 
 		"locks":                    {judgeLocks("n", lockTest{visible: true}), OK, "the server supports locks"},
 		"local locks":              {judgeLocks("n", lockTest{}), Warning, "local to this node"},
-		"locks of one client":      {judgeLocks("n", lockTest{sameClient: true}), Skipped, "second version"},
-		"locks seen by one client": {judgeLocks("n", lockTest{sameClient: true, visible: true}), OK, "supports locks"},
+		"locks of one client":      {judgeLocks("n", lockTest{sameClient: mount.ErrNFSVersion}), Skipped, "second version of NFS failed"},
+		"locks seen by one client": {judgeLocks("n", lockTest{sameClient: mount.ErrNFSVersion, visible: true}), OK, "supports locks"},
 		"lock test fails":          {judgeLocks("n", lockTest{err: syscall.EIO}), Warning, "input/output"},
 
 		"recover_lost_locks off":     {judgeLostLocks("n", "N"), OK, "cannot write"},

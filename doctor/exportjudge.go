@@ -126,7 +126,7 @@ var exportRemedies = []remedy{
 	{mount.ErrPrivacy, "run a newer kernel on this node and the server, or set sec=krb5i (docs/kinds/nfs-kerberos.md)"},
 	{mount.ErrKerberos, "on this node, read journalctl -u rpc-gssd; run klist -k, and kinit -k with the principal that it prints; on the server, check sec= of the export, and that rpc.svcgssd or gssproxy runs (docs/kinds/nfs-kerberos.md)"},
 	{mount.ErrNoTLSHD, "install ktls-utils on this node, and run systemctl enable --now tlshd"},
-	{mount.ErrTLSDenied, "read the log of tlshd on this node and on the server (journalctl -u tlshd)"},
+	{mount.ErrTLSDenied, "read the log of tlshd on this node and on the server (journalctl -u tlshd), and check the addresses and sec= in the server's /etc/exports"},
 	{mount.ErrNoTLS, "run Linux 6.5 or newer on this node, or remove xprtsec from mountOptions"},
 	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports, or allow this node in that file: with version 4 an export that is not allowed appears to be missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
@@ -241,8 +241,8 @@ func judgeLocks(name string, t lockTest) Check {
 	switch {
 	case t.err != nil:
 		return warning(name, t.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
-	case !t.visible && t.sameClient:
-		return skipped(name, "locks between two nodes cannot be tried from one node, because this export cannot be mounted with a second version of NFS: do not set nolock or local_lock in mountOptions")
+	case !t.visible && t.sameClient != nil:
+		return skipped(name, "locks between two nodes could not be tried from this node, because the mount with a second version of NFS failed: "+brief(t.sameClient))
 	case !t.visible:
 		return warning(name, "locks are local to this node, or not supported", "remove nolock and local_lock from mountOptions, because two nodes could attach one image")
 	}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/blockdev"
-	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
@@ -251,7 +250,7 @@ func (*localMedium) Link(file, folder *os.File, link func() error) error {
 }
 
 func (m *localMedium) OpenLock(name string) (*os.File, error) {
-	return sys.Open(m.volumes, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
+	return beneath.OpenDir(m.volumes, name)
 }
 
 // Entry adds only the suffix to the name: the pool has one writer.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -476,6 +477,32 @@ func TestRoomFromTheTrash(t *testing.T) {
 		must(t, p.Create(t.Context(), v, image(v.Capacity)))
 		wantError(t, p.Create(t.Context(), record(p, "w", 8<<20), image(8<<20)), volume.ErrExhausted)
 		must(t, p.Remove(t.Context(), v))
+	}
+}
+
+// TestAccessTime: reads of an image do not change its access time, which a loop device would make durable.
+func TestAccessTime(t *testing.T) {
+	p := newEnv(t).open(t)
+	add(t, p, "v")
+	old := time.Now().Add(-72 * time.Hour).Truncate(time.Second)
+	must(t, os.Chtimes(p.ImagePath("v"), old, time.Now()))
+	accessed := func() time.Time {
+		var st syscall.Stat_t
+		must(t, syscall.Stat(p.ImagePath("v"), &st))
+		return time.Unix(st.Atim.Unix())
+	}
+	f, err := p.Images.Open("v", os.O_RDONLY)
+	must(t, err)
+	defer f.Close()
+	_, err = f.ReadAt(make([]byte, 1), 0)
+	must(t, err)
+	if got := accessed(); !got.Equal(old) {
+		t.Errorf("got the access time %v after a read, want %v as before", got, old)
+	}
+	_, err = os.ReadFile(p.ImagePath("v"))
+	must(t, err)
+	if accessed().Equal(old) {
+		t.Error("the filesystem of this test has no access times")
 	}
 }
 

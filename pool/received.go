@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
-	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -82,9 +81,9 @@ func (i *Images) BeginChange(name string) error {
 	if i.Shared() { // no image on an export was received, or has a contentFile
 		return nil
 	}
-	folder, err := sys.Open(i.volumes, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
+	folder, err := beneath.OpenDir(i.volumes, name)
 	if err != nil {
-		return err
+		return beneath.IgnoreGone(err) // the volume is being deleted
 	}
 	defer folder.Close()
 	removed := false

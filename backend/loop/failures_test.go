@@ -384,8 +384,10 @@ func TestDamagedRecords(t *testing.T) {
 // background.
 func (s *subject) awaitCapacity(t *testing.T, want, slack int64) {
 	t.Helper()
+	now := int64(0)
+	defer func() { t.Logf("the capacity is %d bytes", now) }()
 	eventually(t, fmt.Sprintf("a capacity of %d bytes, with a slack of %d", want, slack), func() bool {
-		now := s.capacity(t)
+		now = s.capacity(t)
 		return now >= want-slack && now <= want+slack
 	})
 }

@@ -61,7 +61,7 @@ var (
 	// ErrNoTLSHD means that a mount needs TLS, and that tlshd does not run in the network of this process.
 	ErrNoTLSHD = errors.New("xprtsec needs tlshd in the network of this process: install ktls-utils on the node, run systemctl start tlshd, and give the driver's pod the network of the node (hostNetwork; for the controller the chart's value nfs.kerberos)")
 	// ErrTLSDenied means that a mount with TLS was denied, by the server or because the handshake failed.
-	ErrTLSDenied = errors.New("the NFS server denies this node, or one of them does not trust the certificate of the other: read the log of tlshd on the node and on the server (journalctl -u tlshd), and allow the node in the server's exports")
+	ErrTLSDenied = errors.New("the NFS server denies this node, or one of them does not trust the certificate of the other: read the log of tlshd on the node and on the server (journalctl -u tlshd), and allow the node in the server's exports; if the export requires Kerberos, set sec=krb5, krb5i or krb5p in mountOptions")
 	// ErrNoTLS means that the kernel has no NFS over TLS.
 	ErrNoTLS = errors.New("this kernel has no NFS over TLS: xprtsec needs Linux 6.5 or newer: remove xprtsec from the mount options, or run a newer kernel")
 	// ErrNFSVersion means that the server or the kernel supports none of the requested versions.

@@ -122,7 +122,7 @@ func versionIn(word string) (value string, minor, ok bool) {
 // sec= are not combined, because the kernel uses the first one that the server accepts, even if a later one protects more.
 func (n NFS) With(flags []string) NFS {
 	words, added := mountflags.Split(n.Options), mountflags.Split(flags)
-	for _, replaced := range []func(word string) bool{isVersion, isSecurity, mountflags.IsContext} {
+	for _, replaced := range []func(word string) bool{IsNFSVersion, isSecurity, mountflags.IsContext} {
 		if slices.ContainsFunc(added, replaced) {
 			words = slices.DeleteFunc(words, replaced)
 		}
@@ -131,7 +131,8 @@ func (n NFS) With(flags []string) NFS {
 	return n
 }
 
-func isVersion(word string) bool {
+// IsNFSVersion reports whether a mount option sets the version of NFS.
+func IsNFSVersion(word string) bool {
 	_, _, ok := versionIn(word)
 	return ok
 }

@@ -56,7 +56,7 @@ func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int
 	}
 }
 
-// OpenFile opens an existing file by its path. os.OpenFile needs five more system calls, with which it tries to use epoll(7), also for a
+// OpenFile opens an existing file by its path. os.OpenFile needs four more system calls, with which it tries to use epoll(7), also for a
 // directory, a regular file or a block device.
 func OpenFile(path string, flags int) (*os.File, error) {
 	for {

@@ -122,7 +122,9 @@ func Stat(dir *os.File, file string) (st unix.Stat_t, err error) {
 		}
 		defer unix.Close(at)
 	}
-	err = unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err = unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		err = &fs.PathError{Op: "lstat", Path: dir.Name() + "/" + file, Err: err}
+	}
 	return st, err
 }
 

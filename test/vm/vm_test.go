@@ -590,7 +590,7 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 		lines = append(lines, "export TRIVET_TEST_CRASHING="+quote(buildDriver(ctx, t, "-tags", "crashpoints")))
 	}
 	if g.tls {
-		lines = append(lines, "export TRIVET_TEST_TLSHD="+quote(strings.TrimSpace(run(ctx, t, exec.CommandContext(ctx, "./tlshd.sh")))))
+		lines = append(lines, "export TRIVET_TEST_TLSHD="+quote(lastLine(run(ctx, t, exec.CommandContext(ctx, "./tlshd.sh")))))
 	}
 	if g.api {
 		run(ctx, t, exec.CommandContext(ctx, "../e2e/cluster/build.sh"))
@@ -610,7 +610,7 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	}
 	for i, p := range g.allPrograms() {
 		if g.selinux && i == len(g.beforePolicy) {
-			policy := strings.TrimSpace(run(ctx, t, exec.CommandContext(ctx, "./selinux.sh")))
+			policy := lastLine(run(ctx, t, exec.CommandContext(ctx, "./selinux.sh")))
 			lines = append(lines, "mount -t selinuxfs none /sys/fs/selinux && dd if="+quote(policy)+" of=/sys/fs/selinux/load bs=64M iflag=fullblock status=none && echo 1 >/sys/fs/selinux/enforce || exit")
 		}
 		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
@@ -625,6 +625,12 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 		lines = append(lines, "echo "+quote("=== "+p.pkg), "cd "+quote(folder), strings.Join(words, " ")+" || failed=1")
 	}
 	return strings.Join(append(lines, "exit $failed"), "\n")
+}
+
+// lastLine returns the last line of the output of a program, which may begin with messages of apt.
+func lastLine(out string) string {
+	out = strings.TrimSpace(out)
+	return out[strings.LastIndexByte(out, '\n')+1:]
 }
 
 // seconds formats a duration for vm.sh and bash.

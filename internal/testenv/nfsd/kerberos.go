@@ -24,7 +24,7 @@ type Realm struct {
 	dir string // all users can enter it, because rpc.gssd reads the tickets of a user as that user
 }
 
-// ServerName is the name of the NFS server of a realm. Its principal is nfs/ServerName.
+// ServerName is the name of the NFS server in its Kerberos principal, which is nfs/ServerName, and in its certificate.
 const ServerName = "nas.trivet.test"
 
 const (
@@ -37,9 +37,7 @@ const (
 // files in /etc, so it fails outside of the virtual machine.
 func (s *Server) StartRealm(tb testing.TB, asRoot ...string) *Realm {
 	tb.Helper()
-	if _, err := os.Stat("/run/vm"); err != nil {
-		tb.Fatalf("a realm changes files in /etc: run this test with test/vm (%v)", err)
-	}
+	requireVM(tb)
 	testenv.Run(tb, "modprobe", "rpcsec_gss_krb5")
 	r := &Realm{dir: tempDir(tb)}
 	r.configure(tb, s.Address())
@@ -48,6 +46,14 @@ func (s *Server) StartRealm(tb testing.TB, asRoot ...string) *Realm {
 	startNamespaces(tb, daemonsOf(s.pid), realmScript, r.dir)
 	tb.Cleanup(func() { r.logDaemons(tb) })
 	return r
+}
+
+// requireVM fails a test that would change files in /etc of a machine.
+func requireVM(tb testing.TB) {
+	tb.Helper()
+	if _, err := os.Stat("/run/vm"); err != nil {
+		tb.Fatalf("this test changes files in /etc: run it with test/vm (%v)", err)
+	}
 }
 
 // configure writes the configuration of the realm.

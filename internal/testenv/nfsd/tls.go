@@ -43,6 +43,7 @@ func NewAuthority(tb testing.TB) *Authority {
 // for TLS can still mount all exports. The name of the server is ServerName.
 func (s *Server) ServeTLS(tb testing.TB, a *Authority) {
 	tb.Helper()
+	requireVM(tb)
 	testenv.Run(tb, "modprobe", "tls")
 	addLine(tb, "/etc/hosts", s.Address()+" "+ServerName)
 	startTlshd(tb, s.pid, "server", a, a.issue(tb, ServerName))
