@@ -102,8 +102,7 @@ func (k *kerberos) run(t *testing.T, name string, test func(*testing.T, *kerbero
 
 // pool returns an entry of `pools:` with the server's name, for which the server has a key.
 func (k *kerberos) pool(name, export, security string) string {
-	entry := nfsPool(name, k.server, export, "mountOptions: [sec="+security+"]", "outage: 20s")
-	return strings.Replace(entry, "server: "+k.server.Address(), "server: "+nfsd.ServerName, 1)
+	return namedPool(name, k.server, export, "sec="+security)
 }
 
 // testProtection: in a directory, a user with a ticket can write, and one without cannot. Everyone who may write to the

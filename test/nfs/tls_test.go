@@ -10,6 +10,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
+// mutual is the mount option with which server and node verify the certificates of each other.
+const mutual = "xprtsec=mtls"
+
 // TestTLS uses NFS over TLS between two nodes and a server, whose certificates are of one authority.
 func TestTLS(t *testing.T) {
 	s, authority := nfsd.Start(t, nfsd.Options{Lease: lease}), nfsd.NewAuthority(t)
@@ -19,11 +22,11 @@ func TestTLS(t *testing.T) {
 	second.StartTlshd(t, authority, authority)
 	for _, security := range []string{"none", "tls", "mtls"} {
 		t.Run("xprtsec="+security, func(t *testing.T) {
-			testTransport(t, s, start(t, first, "node-1", tlsPool(security, s, s.Export(t, security), security)), security)
+			testTransport(t, s, start(t, first, "node-1", namedPool(security, s, s.Export(t, security), "xprtsec="+security)), security)
 		})
 	}
 	p := pair{server: s, export: s.Export(t, "volumes")}
-	entry := tlsPool(pool, s, p.export, "mtls")
+	entry := namedPool(pool, s, p.export, mutual)
 	p.first, p.second = start(t, first, "node-1", entry), start(t, second, "node-2", entry)
 	for _, tc := range []struct {
 		name string
@@ -41,9 +44,9 @@ func TestTLS(t *testing.T) {
 	wantEmpty(t, s, p.export)
 }
 
-// tlsPool returns an entry of `pools:` with a value of xprtsec= and the server's name, for which the server has a certificate.
-func tlsPool(name string, s *nfsd.Server, export, security string) string {
-	entry := nfsPool(name, s, export, "mountOptions: [xprtsec="+security+"]", "outage: 20s")
+// namedPool returns an entry of `pools:` with a mount option and the name of the server, for which it has a key and a certificate.
+func namedPool(name string, s *nfsd.Server, export, option string) string {
+	entry := nfsPool(name, s, export, "mountOptions: ["+option+"]", "outage: 20s")
 	return strings.Replace(entry, "server: "+s.Address(), "server: "+nfsd.ServerName, 1)
 }
 
@@ -70,7 +73,7 @@ func testTransport(t *testing.T, s *nfsd.Server, m *machine, security string) {
 
 // testWithoutTlshd: a node without tlshd cannot open the pool.
 func testWithoutTlshd(t *testing.T, p pair) {
-	m := start(t, p.server.Node(t, "node-3"), "node-3", tlsPool(pool, p.server, p.export, "mtls"))
+	m := start(t, p.server.Node(t, "node-3"), "node-3", namedPool(pool, p.server, p.export, mutual))
 	m.wantClosed(t, "xprtsec needs tlshd")
 }
 
@@ -79,5 +82,5 @@ func testWithoutTlshd(t *testing.T, p pair) {
 func testUntrusted(t *testing.T, p pair, own, trusted *nfsd.Authority) {
 	n := p.server.Node(t, "node-4")
 	n.StartTlshd(t, own, trusted)
-	start(t, n, "node-4", tlsPool(pool, p.server, p.export, "mtls")).wantClosed(t, "certificate")
+	start(t, n, "node-4", namedPool(pool, p.server, p.export, mutual)).wantClosed(t, "certificate")
 }

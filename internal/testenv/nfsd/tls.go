@@ -30,7 +30,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority returns an authority that nobody trusts yet.
+// NewAuthority returns a new authority. No server or node trusts it yet.
 func NewAuthority(tb testing.TB) *Authority {
 	tb.Helper()
 	a := &Authority{cert: template("authority"), key: newKey(tb)}
