@@ -47,6 +47,25 @@ func (d *Devices) Capacity(_ context.Context, q CapacityQuery) (Capacity, error)
 	return WithoutHeader(room, q.Parameters), err
 }
 
+// DeleteReleased implements Delete. release detaches the device, or returns ErrInUse. The volume is locked until it is
+// removed, so that no other call attaches it after release.
+func (d *Devices) DeleteReleased(ctx context.Context, id volume.ID, release func(*pool.Pool, volume.Volume) error) error {
+	return d.DeleteUnpublished(id, func(p *pool.Pool, _ volume.Volume) error {
+		_, v, lock, err := d.Lock(ctx, id)
+		if errors.Is(err, volume.ErrNotFound) { // another call has removed it in the meantime
+			return p.SyncVolumes()
+		}
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+		if err := release(p, v); err != nil {
+			return err
+		}
+		return p.Remove(ctx, v)
+	})
+}
+
 // ChangeIOLimits implements IOLimiter.
 func (d *Devices) ChangeIOLimits(ctx context.Context, id volume.ID, change func(volume.IOLimits) (volume.IOLimits, error)) error {
 	p, v, lock, err := d.Lock(ctx, id)

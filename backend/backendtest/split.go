@@ -2,9 +2,12 @@ package backendtest
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/driver"
@@ -43,11 +46,32 @@ func testStageAndDelete(t *testing.T, d *Driver, kind Kind) {
 		wantSize(t, l, 2*gib)
 	}
 	l.unpublishAndUnstage(t)
-	// Stage and delete run at the same time. Exactly one of them must succeed.
+	// Stage and delete run at the same time. At most one of them fails. Both can succeed only for a raw volume, because a
+	// raw volume that is staged and not published can be deleted.
 	staged := make(chan error, 1)
 	go func() { staged <- l.stage(context.WithoutCancel(t.Context())) }()
-	_, deleted := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
-	if err := <-staged; (err == nil) == (deleted == nil) {
+	deleted := l.delete(t.Context())
+	err := <-staged
+	if err != nil && deleted != nil || err == nil && deleted == nil && !kind.Block() {
 		t.Errorf("got errors %v of stage and %v of delete, want exactly one success", err, deleted)
 	}
+	if deleted == nil {
+		if left := devicesOf(t, l); len(left) > 0 {
+			t.Errorf("the deleted volume has the devices %q", left)
+		}
+	}
+}
+
+// testDeleteBesideStage: a volume is not deleted while another call has its lock, as a call that stages it.
+func testDeleteBesideStage(t *testing.T, d *Driver, kind Kind) {
+	l := newVolume(t, d, kind, singleWriter)
+	folder, err := os.Open(filepath.Dir(l.record()))
+	must(t, err)
+	defer folder.Close()
+	must(t, unix.Flock(int(folder.Fd()), unix.LOCK_EX))
+	wantCode(t, l.delete(t.Context()), codes.Aborted, "another call")
+	must(t, folder.Close())
+	must(t, l.stage(t.Context()))
+	must(t, l.unstage(t.Context()))
+	must(t, l.delete(t.Context()))
 }

@@ -167,6 +167,7 @@ var table = []row{
 	{"PromisedSpace", Divisible, testPromisedSpace},
 	{"VolumesPerNode", NodeLocal, testVolumesPerNode},
 	{"SplitServices", NodeLocal, testSplitServices},
+	{"DeleteBesideStage", WholeDisk, testDeleteBesideStage},
 	{"TwoNodes", Shared | Directory, onTwoNodes(testTwoNodes)},
 	{"OneNode", Shared, onTwoNodes(testOneNode)},
 	{"TwoCreators", Shared, onTwoNodes(testTwoCreators)},

@@ -112,10 +112,5 @@ func (b *Backend) newVolume(p *pool.Pool, spec volume.Spec, c *claim, e *volume.
 
 // Delete implements backend.Backend.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
-		if err := b.releaseDisk(ctx, p, v); err != nil {
-			return err
-		}
-		return p.Remove(ctx, v)
-	})
+	return b.DeleteReleased(ctx, id, func(p *pool.Pool, v volume.Volume) error { return b.releaseDisk(ctx, p, v) })
 }

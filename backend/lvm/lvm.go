@@ -198,10 +198,5 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 
 // Delete implements backend.Backend.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
-		if err := b.release(ctx, v); err != nil {
-			return err
-		}
-		return p.Remove(ctx, v)
-	})
+	return b.DeleteReleased(ctx, id, func(_ *pool.Pool, v volume.Volume) error { return b.release(ctx, v) })
 }
