@@ -31,12 +31,22 @@ build: ## Build bin/trivet, statically linked
 demo: deps-run build ## Run a driver, and create, use and delete a volume (as root)
 	go run ./test/demo --binary bin/trivet
 
+# The packages that make test tests with the race detector: they have the most goroutines, and read and write little. The detector makes
+# large reads and writes several times slower.
+RACE := ./backend/local ./cluster/... ./controllerserver ./driver ./internal/... ./nodeserver ./pool/... ./volumemanager/...
+
 .PHONY: test
-test: deps-test bin/promtool ## Run all tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
+test: deps-test bin/promtool ## Run the tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
+	# -short leaves out combinations, for example of crash points and kinds of volume.
 	# -count=1: some tests build and run the binary, and the test cache does not detect its changes.
-	# test/vm is first, because it takes longest and uses one core: it runs beside all other packages.
-	# -vet=all: a separate go vet would compile all packages once more.
-	$(without) go test -race -vet=all -count=1 -timeout 40m ./test/vm ./...
+	# test/vm is first, because it takes longest and uses one core: it runs beside other packages.
+	# Without cgo and with -trimpath, as in the static binaries that the tests build: otherwise all packages would be compiled once more.
+	$(without) CGO_ENABLED=0 go test -trimpath -short -vet=off -count=1 -timeout 40m ./test/vm $(filter-out $(shell go list $(RACE)),$(shell go list ./...))
+	$(without) go test -race -short -vet=off -count=1 -timeout 40m $(RACE)
+
+.PHONY: test-all
+test-all: deps-test bin/promtool ## Run the tests of make test without leaving out any, with the race detector (as root; more than an hour)
+	$(without) go test -race -vet=all -count=1 -timeout 90m ./test/vm ./...
 
 # Without root, tests run mkfs programs on files. These programs are in sbin directories, which the PATH
 # of a user may lack.
@@ -46,7 +56,7 @@ check: lint ## Run vet, lint and all tests that need no root, no mounts and no V
 
 .PHONY: test-vm
 test-vm: deps-test ## Run the suites that need a VM and many minutes, with the newest kernel of Debian's suite KERNEL if it is set (as root; hours)
-	VM_KERNEL=$(KERNEL) go test -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
+	VM_KERNEL=$(KERNEL) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 600m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # The tests of the status page need Debian's package chromium. It is not installed, because it has about 700 MB with its
 # dependencies.

@@ -34,6 +34,9 @@ var libraries = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64
 
 // TestImage assembles the images of both architectures twice, and checks the result.
 func TestImage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the binaries of another architecture, which takes minutes")
+	}
 	testenv.Require(t, "network") // for the Debian packages, unless they are in the cache
 	assembler := buildGo(t, "release", ".")
 	amd64, arm64 := buildGo(t, ".", "./cmd/trivet", "GOARCH=amd64"), buildGo(t, ".", "./cmd/trivet", "GOARCH=arm64")
