@@ -187,16 +187,20 @@ var guests = []guest{
 		programs: []program{{"./linux/quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/enforcement_off")}},
 	},
 	{
-		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
+		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 8 * time.Minute,
 		programs: []program{{
 			"./backend/local",
-			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(LimitEnforced|QuotaIDs|OtherQuotaKind|LimitsOff|LimitedCopy)$|^TestProjectTransfer$|^TestDamagedQuotas$"},
-			append(onProjects("LimitEnforced/root", "LimitsOff/required"), passed("TestDamagedQuotas/.*", "TestProjectTransfer/(xfs|ext4)")...),
+			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(LimitEnforced|QuotaIDs|OtherQuotaKind|LimitsOff|LimitedCopy)$"},
+			onProjects("LimitEnforced/root", "LimitsOff/required"),
 		}},
 	},
 	{
 		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 30 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("LimitEnforced/root", "HostileSource")}},
+		programs: []program{{
+			"./backend/local",
+			[]string{"-test.run", "^(TestProjectConformance|TestProjectTransfer|TestDamagedQuotas)$"},
+			append(onProjects("LimitEnforced/root", "HostileSource"), passed("TestDamagedQuotas/.*", "TestProjectTransfer/(xfs|ext4)")...),
+		}},
 	},
 	{
 		name: "local-sanity", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 10 * time.Minute,
@@ -243,8 +247,8 @@ var guests = []guest{
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestThin$/./^ext4$/^(LiveSnapshot|SnapshotGroup|Trim|Check)$|^TestThin$/./^block$/^(ThinVolumes|ThinRoom)$|^TestTransfer$/^none-ext4$"},
-				passed("TestTransfer/none-ext4", "TestThin/thin/ext4/Trim", "TestThin/thin/ext4/Check", "TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/ext4/SnapshotGroup", "TestThin/thin/block/ThinRoom"),
+				[]string{"-test.run", "^TestThin$/./^ext4$/^LiveSnapshot$|^TestThin$/./^block$/^ThinRoom$"},
+				passed("TestThin/thin/ext4/LiveSnapshot/frozen", "TestThin/thin/block/ThinRoom"),
 			},
 			{"./linux/dm", []string{"-test.run", "^TestKilledCreate$"}, passed("TestKilledCreate/remove", "TestKilledCreate/copy")},
 		},
@@ -326,7 +330,7 @@ var guests = []guest{
 		},
 	},
 	{
-		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
+		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, long: true, limit: 10 * time.Minute,
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
 	},
 	{
