@@ -35,14 +35,24 @@ demo: deps-run build ## Run a driver, and create, use and delete a volume (as ro
 # large reads and writes several times slower.
 RACE := ./backend/local ./cluster/... ./controllerserver ./driver ./internal/... ./nodeserver ./pool/... ./volumemanager/...
 
+# At the same time: a virtual machine uses one core.
 .PHONY: test
 test: deps-test bin/promtool ## Run the tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
-	# -short leaves out combinations, for example of crash points and kinds of volume.
-	# -count=1: some tests build and run the binary, and the test cache does not detect its changes.
-	# test/vm is first, because it takes longest and uses one core: it runs beside other packages.
-	# Without cgo and with -trimpath, as in the static binaries that the tests build: otherwise all packages would be compiled once more.
-	$(without) CGO_ENABLED=0 go test -trimpath -short -vet=off -count=1 -timeout 40m ./test/vm $(filter-out $(shell go list $(RACE)),$(shell go list ./...))
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=line test-host test-guests
+
+# -short leaves out combinations, for example of crash points and kinds of volume.
+# -count=1: some tests build and run the binary, and the test cache does not detect its changes.
+# Without cgo and with -trimpath, as in the static binaries that the tests build: otherwise all packages would be compiled once more.
+test_static = $(without) CGO_ENABLED=0 go test -trimpath -short -vet=off -count=1 -timeout 40m
+
+.PHONY: test-host
+test-host:
+	$(test_static) $(filter-out %/test/vm $(shell go list $(RACE)),$(shell go list ./...))
 	$(without) go test -race -short -vet=off -count=1 -timeout 40m $(RACE)
+
+.PHONY: test-guests
+test-guests:
+	$(test_static) ./test/vm
 
 .PHONY: test-all
 test-all: deps-test bin/promtool ## Run the tests of make test without leaving out any, with the race detector (as root; more than an hour)

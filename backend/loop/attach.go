@@ -155,7 +155,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 			return nil, errors.Join(err, hold.Close())
 		}
 	}
-	return &blockdev.DeviceSource{Path: blockdev.LoopPath(device.Number), FSType: v.FSType, Commit: commit, Created: fs.Blank(), Hold: hold}, nil
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(device.Number), FSType: v.FSType, Commit: commit, Created: fs.Blank(), Hold: hold, Device: device.File()}, nil
 }
 
 // prepare verifies the locked image of a volume, and prepares an image without a filesystem for

@@ -33,6 +33,8 @@ type DeviceSource struct {
 	Created bool
 	// Hold keeps the device bound until it is mounted. It is nil for a device that stays bound.
 	Hold io.Closer
+	// Device is the device at Path, if it is open. Close does not close it.
+	Device *os.File
 }
 
 var _ mount.BlockDevice = (*DeviceSource)(nil)
@@ -100,6 +102,9 @@ func (d *DeviceSource) growDetached(fs *mount.Detached) error {
 
 // grow makes the filesystem with an open root as large as the device.
 func (d *DeviceSource) grow(root *os.File) error {
+	if d.Device != nil {
+		return GrowFilesystem(root, d.Device, d.FSType)
+	}
 	device, err := sys.OpenFile(d.Path, os.O_RDONLY)
 	if err != nil {
 		return err

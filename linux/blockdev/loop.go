@@ -127,14 +127,17 @@ var reserved = reservations{numbers: map[int]bool{}}
 func (r *reservations) reserve(control *os.File) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	number, err := sys.FreeLoop(control)
+	free, err := sys.FreeLoop(control)
 	if err != nil {
 		return 0, err
 	}
-	for r.numbers[number] || Bound(number) {
+	number := free
+	for r.numbers[number] || number != free && Bound(number) {
 		number++
 	}
-	err = sys.AddLoop(control, number)
+	if number != free {
+		err = sys.AddLoop(control, number)
+	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("adding %s: %w", LoopPath(number), err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -51,10 +52,20 @@ func (d Disk) partitions() ([]partition, error) {
 // sysSector is the unit of sizes in sysfs, in bytes. It does not depend on the sector size of the disk.
 const sysSector = 512
 
-// readText reads an attribute in sysfs.
+// readText reads an attribute in sysfs. One read(2) returns all of it, because it has at most one page
+// (kernel documentation, filesystems/sysfs).
 func readText(path string) (string, error) {
-	b, err := os.ReadFile(path)
-	return strings.TrimSpace(string(b)), err
+	f, err := sys.OpenFile(path, os.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	b := make([]byte, os.Getpagesize())
+	n, err := f.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: the attribute is empty
+		return "", err
+	}
+	return strings.TrimSpace(string(b[:n])), nil
 }
 
 // readNumber reads an attribute in sysfs that is a decimal number.
@@ -68,12 +79,12 @@ func readNumber(path string) (int64, error) {
 
 // readDev reads a device number in the format of sysfs, major:minor.
 func readDev(path string) (uint64, error) {
-	b, err := os.ReadFile(path)
+	text, err := readText(path)
 	if err != nil {
 		return 0, err
 	}
 	var major, minor uint32
-	if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
+	if _, err := fmt.Sscanf(text, "%d:%d", &major, &minor); err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)
 	}
 	return unix.Mkdev(major, minor), nil

@@ -124,7 +124,7 @@ func (l *life) create() error {
 	resp, err := call(l, "CreateVolume", l.control.CreateVolume, &csi.CreateVolumeRequest{
 		Name: "pvc-demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.capability()},
 		Parameters: map[string]string{"backend": l.backend},
-	}, "1 GiB"+l.ofImage(", "+l.fsType+", thin: an image file and a record"))
+	}, "1 GiB"+l.ofImage(", thin: an image file with an empty "+l.fsType+", and a record"))
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (l *life) stage() error {
 	}
 	_, err := call(l, "NodeStageVolume", l.node.NodeStageVolume, &csi.NodeStageVolumeRequest{
 		VolumeId: l.id, StagingTargetPath: l.path("staging"), VolumeCapability: l.capability(),
-	}, l.ofImage("loop device, mkfs because the image is blank, ")+"the node's mount of the volume")
+	}, l.ofImage("loop device, ")+"the node's mount of the volume")
 	if err != nil {
 		return err
 	}
