@@ -55,8 +55,12 @@ func testCutOff(t *testing.T, p pair) {
 	device := p.first.device(t)
 
 	p.first.Cut(t)
+	cut := time.Now()
 	p.takeOver(t, v)
-	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
+	// With Linux 7.3 on the server, the takeover itself waits for the end of the lease.
+	if err := p.second.stage(t, v); err != nil || time.Since(cut) < lease {
+		wantCode(t, err, codes.Unavailable, "locked by another node")
+	}
 	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))
 	write(t, p.second.file(v, "second"), "of the second node")

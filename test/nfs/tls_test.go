@@ -32,6 +32,7 @@ func TestTLS(t *testing.T) {
 		name string
 		run  func(*testing.T, pair)
 	}{
+		{"cut off", testCutOff},
 		{"expired", testExpired},
 		{"without tlshd", testWithoutTlshd},
 		{"untrusted server", func(t *testing.T, p pair) { testUntrusted(t, p, authority, nfsd.NewAuthority(t)) }},

@@ -398,7 +398,7 @@ var guests = []guest{
 		programs: []program{{"./test/verify", []string{"-test.run", "^TestEncrypted$", "-histories", "3"}, passed("TestEncrypted/images-encrypted", "TestEncrypted/images-nfs-encrypted", "TestEncrypted/disks-encrypted")}},
 	},
 	{
-		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^Test(TwoNodes|SameIdentity.*)$"}, passed("TestTwoNodes/cut_off")}},
 	},
 	{
@@ -406,8 +406,8 @@ var guests = []guest{
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestKerberos$"}, passed("TestKerberos/krb5i", "TestKerberos/changed_key")}},
 	},
 	{
-		name: "tls", kernel: "bookworm-backports", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, tls: true, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTLS$"}, passed("TestTLS/xprtsec=none", "TestTLS/xprtsec=mtls", "TestTLS/expired", "TestTLS/untrusted_node")}},
+		name: "tls", kernel: "trixie-backports", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, tls: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTLS$"}, passed("TestTLS/xprtsec=none", "TestTLS/xprtsec=mtls", "TestTLS/cut_off", "TestTLS/expired", "TestTLS/untrusted_node")}},
 	},
 	{
 		name: "forwarded", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
