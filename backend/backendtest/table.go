@@ -181,7 +181,11 @@ func Run(t *testing.T, target Target) {
 	if target.Prepare != nil {
 		target.Prepare(t, &target)
 	}
-	for _, kind := range target.Volumes() {
+	kinds := target.Volumes()
+	if target.Variant && testing.Short() {
+		kinds = kinds[:1]
+	}
+	for _, kind := range kinds {
 		t.Run(kind.Name(), func(t *testing.T) {
 			d := target.start(t, "64G", func(*driver.Options) {})
 			for _, r := range table {

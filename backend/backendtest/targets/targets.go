@@ -170,7 +170,7 @@ func localImages(fsType string, copies backendtest.Feature, contents ...string) 
 		}
 	}
 	return backendtest.Target{
-		Name: "images-" + fsType, Backend: loop.Kind, Pool: backendtest.DefaultPool,
+		Name: "images-" + fsType, Variant: fsType != "xfs", Backend: loop.Kind, Pool: backendtest.DefaultPool,
 		Features: images | backendtest.NodeLocal | backendtest.Inline | copies&backendtest.FullCopies, Kinds: kinds,
 		Medium: backendtest.OnFilesystem(backendtest.Formatted(fsType)),
 	}
@@ -253,16 +253,11 @@ func Volume(target, name string) backendtest.Kind {
 	return all[slices.IndexFunc(all, func(k backendtest.Kind) bool { return k.Name() == name })]
 }
 
-// Run runs the conformance tests of targets. With -short it runs those of one kind of volume of each target after the first, because the
-// targets of a call have the same backend.
+// Run runs the conformance tests of targets.
 func Run(t *testing.T, names ...string) {
 	t.Helper()
-	for i, name := range names {
-		target := ByName(t, name)
-		if testing.Short() && i > 0 {
-			target.Kinds = target.Kinds[:1]
-		}
-		t.Run(name, func(t *testing.T) { backendtest.Run(t, target) })
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) { backendtest.Run(t, ByName(t, name)) })
 	}
 }
 
