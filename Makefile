@@ -33,29 +33,33 @@ demo: deps-run build ## Run a driver, and create, use and delete a volume (as ro
 
 # The packages that make test tests with the race detector. make test-all does that for all packages, which takes hours: the detector makes
 # large reads and writes several times slower, and all dependencies are compiled for it.
-RACE := ./internal/... ./nodeserver ./pool/... ./volumemanager/...
+RACE := ./internal/... ./linux/background ./linux/freeze ./nodeserver ./pool/... ./volumemanager/...
 
-# At the same time: a virtual machine uses one core.
 .PHONY: test
 test: deps-test bin/promtool ## Run the tests: unit, conformance, csi-sanity, crash points, and in a VM those that this kernel does not support (as root)
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=line test-host test-guests
+	# The virtual machines run beside the other tests, because they mostly use one core.
+	$(MAKE) --no-print-directory --jobs 2 --keep-going test-guests test-host test-race
 
 # -short leaves out combinations, for example of crash points and kinds of volume.
 # -count=1: some tests build and run the binary, and the test cache does not detect its changes.
+test_short = $(without) go test -short -vet=off -count=1
 # Without cgo and with -trimpath, as in the static binaries that the tests build: otherwise all packages would be compiled once more.
-test_static = $(without) CGO_ENABLED=0 go test -trimpath -short -vet=off -count=1 -timeout 40m
-
-.PHONY: test-host
-test-host:
-	$(test_static) $(filter-out %/test/vm $(shell go list $(RACE)),$(shell go list ./...))
-	$(without) go test -race -short -vet=off -count=1 -timeout 40m $(RACE)
+test_static = CGO_ENABLED=0 $(test_short) -trimpath
 
 .PHONY: test-guests
 test-guests:
-	$(test_static) ./test/vm
+	$(test_static) -timeout 90m ./test/vm
+
+.PHONY: test-host
+test-host:
+	$(test_static) -timeout 40m $(filter-out %/test/vm $(shell go list $(RACE)),$(shell go list ./...))
+
+.PHONY: test-race
+test-race:
+	$(test_short) -race -timeout 40m $(RACE)
 
 .PHONY: test-all
-test-all: deps-test bin/promtool ## Run the tests of make test without leaving out any, with the race detector (as root; more than an hour)
+test-all: deps-test bin/promtool ## Run all tests of all packages with the race detector, except the long ones of test/vm (as root; hours)
 	$(without) go test -race -vet=all -count=1 -timeout 90m ./test/vm ./...
 
 # Without root, tests run mkfs programs on files. These programs are in sbin directories, which the PATH

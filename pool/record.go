@@ -245,7 +245,7 @@ func (p *Pool) SetIOLimits(v volume.Volume, limits volume.IOLimits) error {
 	return nil
 }
 
-// LockVolume locks the volume until the result is closed. Meanwhile no other call can grow, stage or copy it. ErrPending if another call holds the lock for more than a
+// LockVolume locks the volume until the result is closed. Meanwhile no other call can grow, stage, copy or delete it. ErrPending if another call holds the lock for more than a
 // second. On an export whose server does not support locks, LockVolume locks nothing.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	return p.lockVolume(name, func(f *os.File) error { return flockPatiently(ctx, f) })
@@ -265,7 +265,7 @@ func (p *Pool) lockVolume(name string, lock func(*os.File) error) (io.Closer, er
 	}
 	err = lock(f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged or copied by another call: retry", name)
+		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged, copied or deleted by another call: retry", name)
 	}
 	if shared.NoLocks(err) {
 		err = nil

@@ -226,7 +226,7 @@ type Target struct {
 	// Features are the features of all kinds, in addition to those that each kind states.
 	Features Feature
 	Kinds    []Kind
-	// Variant means that another target has the same backend and kinds. With -short, Run tests only the first kind.
+	// Variant means that other targets test all kinds with the same backend. With -short, Run tests only the first kind.
 	Variant bool
 	// Guest means that the target needs the kernel of a virtual machine of test/vm.
 	Guest bool

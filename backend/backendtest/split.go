@@ -53,7 +53,7 @@ func testStageAndDelete(t *testing.T, d *Driver, kind Kind) {
 	deleted := l.delete(t.Context())
 	err := <-staged
 	if err != nil && deleted != nil || err == nil && deleted == nil && !kind.Block() {
-		t.Errorf("got errors %v of stage and %v of delete, want exactly one success", err, deleted)
+		t.Errorf("got errors %v of stage and %v of delete, want exactly one success (raw: %t)", err, deleted, kind.Block())
 	}
 	if deleted == nil {
 		if left := devicesOf(t, l); len(left) > 0 {
@@ -62,7 +62,7 @@ func testStageAndDelete(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testDeleteBesideStage: a volume is not deleted while another call has its lock, as a call that stages it.
+// testDeleteBesideStage: a volume is not deleted while another call has its lock, for example to stage it.
 func testDeleteBesideStage(t *testing.T, d *Driver, kind Kind) {
 	l := newVolume(t, d, kind, singleWriter)
 	folder, err := os.Open(filepath.Dir(l.record()))

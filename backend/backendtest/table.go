@@ -168,6 +168,7 @@ var table = []row{
 	{"VolumesPerNode", NodeLocal, testVolumesPerNode},
 	{"SplitServices", NodeLocal, testSplitServices},
 	{"DeleteBesideStage", WholeDisk, testDeleteBesideStage},
+	{"DeleteBesideActivation", Logical, testDeleteBesideStage},
 	{"TwoNodes", Shared | Directory, onTwoNodes(testTwoNodes)},
 	{"OneNode", Shared, onTwoNodes(testOneNode)},
 	{"TwoCreators", Shared, onTwoNodes(testTwoCreators)},

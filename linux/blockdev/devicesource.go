@@ -33,7 +33,7 @@ type DeviceSource struct {
 	Created bool
 	// Hold keeps the device bound until it is mounted. It is nil for a device that stays bound.
 	Hold io.Closer
-	// Device is the device at Path, if it is open. Close does not close it.
+	// Device is the device at Path, if Hold keeps it open.
 	Device *os.File
 }
 

@@ -249,7 +249,8 @@ func undoCall(t *testing.T, c *co, r row) {
 	must(t, c.do(undo[r.call]...))
 }
 
-// eachRow runs each row for each of its kinds, in parallel. With -short it runs each row for one of its kinds; shift changes which.
+// eachRow runs each row for each of its kinds, in parallel. With -short it runs each row for one of its kinds. shift selects
+// another one, so that TestRetry and TestUndo use different kinds.
 func eachRow(t *testing.T, shift int, after func(*testing.T, *co, row)) {
 	t.Helper()
 	for i, r := range allRows() {

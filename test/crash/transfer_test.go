@@ -250,7 +250,7 @@ func TestKilledInTransfer(t *testing.T) {
 	}
 }
 
-// leftOut reports whether -short leaves out a combination of a crash point, of which i is the index, and of other choices. It leaves out every second one.
+// leftOut reports whether -short leaves out a combination of a crash point and other choices: every second one. i is the index of the point.
 func leftOut(i int, choices ...bool) bool {
 	for _, c := range choices {
 		if c {

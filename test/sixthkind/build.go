@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -14,8 +14,11 @@ import (
 // Build builds the trivet program at a path, with Kind added to cmd/trivet/kinds.go. It writes the
 // changed file beside the program. It passes flags to go build.
 func Build(path string, flags ...string) error {
-	_, here, _, _ := runtime.Caller(0)
-	kinds := filepath.Join(filepath.Dir(here), "../../cmd/trivet/kinds.go")
+	mod, err := exec.Command("go", "env", "GOMOD").Output() // the path of go.mod
+	if err != nil {
+		return err
+	}
+	kinds := filepath.Join(filepath.Dir(string(mod)), "cmd/trivet/kinds.go")
 	source, err := os.ReadFile(kinds)
 	if err != nil {
 		return err

@@ -232,8 +232,8 @@ var guests = []guest{
 		programs: []program{
 			{
 				"./backend/lvm",
-				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|OnlineGrowth)$|^TestGroup$/./^block$/^HostileSignatures$"},
-				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/block/HostileSignatures"),
+				[]string{"-test.run", "^TestGroup$/./^xfs$/^(Reboot|OnlineGrowth|DeleteBesideActivation)$|^TestGroup$/./^block$/^HostileSignatures$"},
+				passed("TestGroup/group/xfs/Reboot", "TestGroup/group/xfs/OnlineGrowth", "TestGroup/group/xfs/DeleteBesideActivation", "TestGroup/group/block/HostileSignatures"),
 			},
 			{"./linux/dm", []string{"-test.run", "^Test(Group|CreateInactive|Activate)$"}, passed("TestGroup", "TestCreateInactive", "TestActivate")},
 		},

@@ -170,7 +170,7 @@ func localImages(fsType string, copies backendtest.Feature, contents ...string) 
 		}
 	}
 	return backendtest.Target{
-		Name: "images-" + fsType, Variant: fsType != "xfs", Backend: loop.Kind, Pool: backendtest.DefaultPool,
+		Name: "images-" + fsType, Variant: fsType == "btrfs", Backend: loop.Kind, Pool: backendtest.DefaultPool,
 		Features: images | backendtest.NodeLocal | backendtest.Inline | copies&backendtest.FullCopies, Kinds: kinds,
 		Medium: backendtest.OnFilesystem(backendtest.Formatted(fsType)),
 	}
