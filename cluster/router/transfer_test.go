@@ -275,7 +275,8 @@ func TestTransferOfDeletedSource(t *testing.T) {
 	if err := w.create("m", restore...); err != nil { // otherwise it was complete before the restart
 		wantCode(t, err, codes.NotFound, "snapshot")
 	}
-	must(t, w.delete("loop:"+w.poolID("b", "default")+":m"))
+	m := "loop:" + w.poolID("b", "default") + ":m"
+	await(t, "DeleteVolume, while the node still opens its pool", func() bool { return w.delete(m) == nil })
 	w.wantNothingReceived()
 }
 
