@@ -76,6 +76,9 @@ func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err er
 	if h.group != nil { // each call starts processes, which are killed too
 		longest, most = 50*maxRun, maxKills/4
 	}
+	if testing.Short() {
+		most /= 4
+	}
 	for {
 		moment := time.NewTimer(minRun + time.Duration(r.Int64N(int64(longest-minRun))))
 		if kills == most {

@@ -237,7 +237,7 @@ func TestKilledInTransfer(t *testing.T) {
 				if differences && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
 					continue
 				}
-				if leftOut(i, undone, differences) {
+				if leftOut(3, i, undone, differences) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/differences=%t", p, name, differences), func(t *testing.T) {
@@ -250,14 +250,15 @@ func TestKilledInTransfer(t *testing.T) {
 	}
 }
 
-// leftOut reports whether -short leaves out a combination of a crash point and other choices: every second one. i is the index of the point.
-func leftOut(i int, choices ...bool) bool {
+// leftOut reports whether -short leaves out a combination of a crash point and other choices. It runs one of n, and at least one for each
+// point if there are n-1 choices. i is the index of the point.
+func leftOut(n, i int, choices ...bool) bool {
 	for _, c := range choices {
 		if c {
 			i++
 		}
 	}
-	return testing.Short() && i%2 != 0
+	return testing.Short() && i%n != 0
 }
 
 // TestDiskKilledInTransfer is TestKilledInTransfer for whole disks, which have no differences.
@@ -271,7 +272,7 @@ func killInTransferTo(t *testing.T, pools func(t *testing.T) (a, b transferPool)
 			continue
 		}
 		for _, undone := range []bool{false, true} {
-			if leftOut(i, undone) {
+			if leftOut(2, i, undone) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/undone=%t", p, undone), func(t *testing.T) {
@@ -366,7 +367,7 @@ func TestDirectoryKilledInTransfer(t *testing.T) {
 					if snapshot && p == crashpoint.ReceiveAbandoned { // the content of a snapshot does not change
 						continue
 					}
-					if leftOut(i, undone, snapshot, fsType == "xfs") {
+					if leftOut(4, i, undone, snapshot, fsType == "xfs") {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s/undone=%t/snapshot=%t", fsType, p, undone, snapshot), func(t *testing.T) {

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
 func TestSanity(t *testing.T) {
 	var suites []suite
 	for _, target := range targets.All {
-		if !target.Guest {
+		if !target.Guest && !(target.Variant && testing.Short()) {
 			suites = append(suites, singleDriver(t, target))
 		}
 	}
