@@ -297,7 +297,11 @@ func (w *watch) end() error {
 func (m *machine) killRandomly(r *rand.Rand) (end func() (kills int)) {
 	kills := 0
 	stop := repeatedly(func() {
-		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
+		life := time.Duration(r.Int64N(int64(time.Second)))
+		if kills%20 == 19 { // a slow machine does not finish any operation in the other lives
+			life = 5 * time.Second
+		}
+		time.Sleep(life)
 		which := 1 + r.IntN(3) // 1: the manager; 2: the driver; 3: both
 		manager, driver := which&1 != 0, which&2 != 0
 		if manager {
