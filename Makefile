@@ -182,8 +182,8 @@ image: $(ARCHS:%=bin/trivet-linux-%) bin/release ## Assemble the container image
 	bin/release image -out bin/image.tar -name $(IMAGE) -version $(VERSION) -revision $(shell git rev-parse HEAD) -epoch $(SOURCE_DATE_EPOCH) $(ARCHS:%=bin/trivet-linux-%)
 
 .PHONY: test-release
-test-release: ## Make a release of the worktree, publish it in a registry on this machine, and verify it
-	go test -count=1 -timeout 40m -v ./test/release -run '^TestRelease$$' -publish
+test-release: ## Check the images of both architectures, make a release of the worktree, publish it in a registry on this machine, and verify it
+	go test -count=1 -timeout 40m -v ./test/release -run '^Test(Image|Release)$$' -publish
 
 .PHONY: release
 release: ## Write the files of the release VERSION=v1.2.3 to dist/, signed with COSIGN_KEY

@@ -35,7 +35,7 @@ var libraries = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64
 // TestImage assembles the images of both architectures twice, and checks the result.
 func TestImage(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds the binaries of another architecture, which takes minutes")
+		t.Skip("make test-release and make test-all run this test, because it builds the binaries of two architectures, which takes minutes")
 	}
 	testenv.Require(t, "network") // for the Debian packages, unless they are in the cache
 	assembler := buildGo(t, "release", ".")
