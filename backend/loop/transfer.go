@@ -85,7 +85,9 @@ func (b *Backend) Send(ctx context.Context, source volume.Source) (backend.Outgo
 	if err != nil {
 		return nil, err
 	}
-	return &outgoing{File: image, pools: &b.Pools, pool: p, budget: p.Background(image), manifest: m, release: func() {}}, nil
+	o := &outgoing{File: image, pools: &b.Pools, pool: p, budget: p.Background(image), manifest: m, release: func() {}}
+	o.budget.NoReadAhead(image)
+	return o, nil
 }
 
 // sendVolume is Send for a volume. A volume that is not staged is locked until its image is closed, as during a copy. Of a staged
@@ -111,6 +113,7 @@ func (b *Backend) sendVolume(ctx context.Context, p *pool.Pool, id volume.ID) (b
 		return nil, err
 	}
 	o.budget = p.Background(o.File)
+	o.budget.NoReadAhead(o.File)
 	bytes, err := allocatedBytes(o.File)
 	if err != nil {
 		return nil, errors.Join(err, o.Close())

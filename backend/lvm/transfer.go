@@ -201,7 +201,9 @@ func openOutgoing(ctx context.Context, p *pool.Pool, from *origin, m volume.Mani
 	case m.Bytes == 0:
 		m.Bytes = m.StorageSize()
 	}
-	return &outgoing{sentCopy: c, manifest: m, pool: p, budget: p.Background(c.File), id: from.id, blank: from.blank(), release: release}, nil
+	budget := p.Background(c.File)
+	budget.NoReadAhead(c.File)
+	return &outgoing{sentCopy: c, manifest: m, pool: p, budget: budget, id: from.id, blank: from.blank(), release: release}, nil
 }
 
 // sendVolume is Send for a volume. It sends a snapshot of a thin volume that exists only for the transfer, so that the volume

@@ -13,7 +13,7 @@ import (
 )
 
 // gentleStep is the longest time for which Gently lets a program run, before it waits for the next turn.
-const gentleStep = 100 * time.Millisecond
+const gentleStep = 20 * time.Millisecond
 
 // Turn waits for a turn, and runs a piece of a task, which returns the number of bytes that it has read and written.
 type Turn func(ctx context.Context, piece func() (bytes int64, err error)) error

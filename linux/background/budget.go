@@ -16,8 +16,8 @@ const Piece = 128 << 10
 const maxRest = time.Second
 
 // Budget is the part of one task in the budgets of the disks that it uses. One piece of all tasks runs on a disk at a time. After it, the
-// disk rests as long as the piece took, and as long as the rate requires, unless no one else uses it. Then the task that has used the disk
-// least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
+// disk rests as long as the piece took, up to maxRests times as long if others use it much, and as long as the rate requires, unless no one
+// else uses it. Then the task that has used the disk least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
 type Budget struct {
 	shares []share
 	rate   int64 // bytes per second while others use a disk
@@ -82,10 +82,9 @@ func (b *Budget) begin(ctx context.Context) error {
 
 // end ends the turn, after a piece with a number of bytes.
 func (b *Budget) end(took time.Duration, bytes int64) {
-	due := max(took, time.Duration(float64(bytes)/float64(b.rate)*float64(time.Second))-took)
 	rest := time.Duration(0)
 	for _, s := range b.shares {
-		rest = max(rest, s.restAfter(due))
+		rest = max(rest, s.restAfter(s.due(took, bytes, float64(b.rate))))
 	}
 	if rest > maxRest {
 		b.restUntil = time.Now().Add(rest)

@@ -319,11 +319,49 @@ func TestQuiet(t *testing.T) {
 				requests.Add(1)
 			}
 		}()
-		between("beside others", pieces(10*time.Second), 1000, 1060)
+		between("beside others", pieces(10*time.Second), 880, 950) // 10 ms of rest for the requests
 		stop()
 		pieces(2 * quietTime)
 		between("without others again", pieces(10*time.Second), 8900, 9200)
 	})
+}
+
+// TestOthers: the more others use the disk, the smaller is the part of the time that a task has, but it makes progress.
+func TestOthers(t *testing.T) {
+	const rate = 64 * 16 * Piece // so a task has 16 pieces a second at least
+	for name, row := range map[string]struct {
+		interval time.Duration // between the requests of others
+		took     time.Duration // by a piece
+		bytes    int64
+		want     time.Duration // for a piece with its rest
+	}{
+		"few requests":                   {100 * time.Millisecond, time.Millisecond, Piece, 2 * time.Millisecond},
+		"one in ten pieces":              {10 * time.Millisecond, time.Millisecond, Piece, 4 * time.Millisecond},
+		"one in each piece":              {time.Millisecond, time.Millisecond, Piece, 31 * time.Millisecond},
+		"ten in each piece":              {100 * time.Microsecond, time.Millisecond, Piece, 31 * time.Millisecond},
+		"a slow disk":                    {100 * time.Microsecond, 20 * time.Millisecond, Piece, time.Second / 16},
+		"a disk too slow for the rate":   {100 * time.Microsecond, 50 * time.Millisecond, Piece, 100 * time.Millisecond},
+		"a task that reads nothing":      {100 * time.Microsecond, time.Millisecond, 0, 2 * time.Millisecond},
+		"a piece with much more content": {100 * time.Microsecond, time.Millisecond, 1000 * Piece, 1000 * time.Second / (64 * 16)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				b := newTask(rate, &disk{requests: func() (uint64, bool) { return uint64(time.Since(began) / row.interval), true }})
+				pieces := func(n int) (took time.Duration) {
+					began := time.Now()
+					for range n {
+						must(t, b.Do(t.Context(), taking(row.took, row.bytes)))
+					}
+					return time.Since(began) / time.Duration(n)
+				}
+				pieces(2000)
+				if got := pieces(2000); got < row.want*9/10 || got > row.want*11/10 {
+					t.Errorf("got %v for a piece with its rest, want about %v", got, row.want)
+				}
+			})
+		})
+	}
 }
 
 // TestListen: on a disk that no one else uses, each rest has the length in which others are detected, also after pieces that are due to

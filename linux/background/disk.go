@@ -8,6 +8,13 @@ const (
 	quietTime      = 500 * time.Millisecond
 	listenTime     = 5 * time.Millisecond
 	listenInterval = 50 * time.Millisecond
+
+	// maxRests bounds the rest after a piece for the requests of others, as a multiple of the time of the piece.
+	maxRests = 30
+	// minShare is the part of its rate that a task has on a disk that others use all the time. The disk may be too slow for it.
+	minShare = 1. / 64
+	// memory is the time over which the requests of others are averaged.
+	memory = 500 * time.Millisecond
 )
 
 // disk is the budget of one disk.
@@ -18,9 +25,12 @@ type disk struct {
 	// The following fields belong to the task that has the turn.
 
 	// lastRest is the length of the rest before the turn, and 0 if it has been listened to. requestsBefore is the number of requests at
-	// its beginning.
+	// its beginning, restBegan.
 	lastRest       time.Duration
+	restBegan      time.Time
 	requestsBefore uint64
+	// others is the number of requests of others per second.
+	others float64
 	// listenedAt is when the last rest ended, and quiet the sum of the rests since the last one with requests of others.
 	listenedAt time.Time
 	quiet      time.Duration
@@ -35,17 +45,30 @@ type disk struct {
 	lastTurnUse time.Duration
 }
 
-// listen detects requests of others during the rest that has ended.
+// listen counts the requests of others since the beginning of the rest that has ended.
 func (d *disk) listen() {
 	if d.lastRest == 0 {
 		return
 	}
-	if n, ok := d.requests(); ok && n == d.requestsBefore {
+	n, ok := d.requests()
+	if ok && n == d.requestsBefore {
 		d.quiet += d.lastRest
 	} else {
 		d.quiet = 0
 	}
+	if listened := time.Since(d.restBegan); ok && listened > 0 {
+		weight := min(1, listened.Seconds()/memory.Seconds())
+		d.others += weight * (float64(n-d.requestsBefore)/listened.Seconds() - d.others)
+	}
 	d.lastRest, d.listenedAt = 0, time.Now()
+}
+
+// due returns for how long the disk rests for others after a piece with a number of bytes of a task with a rate. The more requests of
+// others came in a time like that of the piece, the longer it rests: at one request, the piece would delay about all of them.
+func (d *disk) due(took time.Duration, bytes int64, rate float64) time.Duration {
+	forRate := func(rate float64) time.Duration { return time.Duration(float64(bytes)/rate*float64(time.Second)) - took }
+	forOthers := time.Duration(maxRests * min(1, d.others*took.Seconds()) * float64(took))
+	return max(took, forRate(rate), min(forOthers, forRate(rate*minShare)))
 }
 
 // restAfter begins a rest after a piece, and returns its length. due is that length while others use the disk.
@@ -57,7 +80,7 @@ func (d *disk) restAfter(due time.Duration) time.Duration {
 		}
 		rest = listenTime // also if less is due: a short rest would miss most requests
 	}
-	d.lastRest = min(rest, maxRest)
+	d.lastRest, d.restBegan = min(rest, maxRest), time.Now()
 	d.requestsBefore, _ = d.requests()
 	return rest
 }

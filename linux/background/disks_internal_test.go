@@ -191,6 +191,9 @@ func TestIdle(t *testing.T) {
 func TestRequests(t *testing.T) {
 	path, _, _ := testenv.Disk(t, 4<<20)
 	device := open(t, path, os.O_RDWR)
+	countRequests := func(value string) {
+		must(t, os.WriteFile("/sys/dev/block/"+numberOf(t, path)+"/queue/iostats", []byte(value), 0))
+	}
 	count := func() uint64 {
 		t.Helper()
 		must(t, device.Sync())
@@ -206,7 +209,8 @@ func TestRequests(t *testing.T) {
 	if _, ok := requestsOf(numberOf(t, path)); !ok {
 		t.Error("the requests of a disk are not counted")
 	}
-	must(t, os.WriteFile("/sys/dev/block/"+numberOf(t, path)+"/queue/iostats", []byte("0"), 0))
+	countRequests("0")
+	t.Cleanup(func() { countRequests("1") }) // the next test may get the same loop device
 	if _, ok := requestsOf(numberOf(t, path)); ok {
 		t.Error("the requests of a disk without statistics are counted")
 	}

@@ -65,6 +65,8 @@ func newPair(older, newer *os.File, budget *background.Budget) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
+	budget.NoReadAhead(older)
+	budget.NoReadAhead(newer)
 	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize, budget: budget}
 	p.byAddress, err = comparableAddresses(older, newer)
 	return p, err

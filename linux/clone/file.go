@@ -210,6 +210,7 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 		}
 		defer w.Close()
 		c.to = w
+		c.Budget.NoReadAhead(c.src)
 	}
 	if c.anyDevice {
 		c.offload = false // copy_file_range(2) rejects devices

@@ -31,7 +31,7 @@ type Packed struct {
 	IndexSize, Size, Bytes int64
 	// Layout is a checksum of the index without access times. As long as it is the same, an offset has the same meaning.
 	Layout string
-	// Budget limits the comparison with the base of Since. It may be nil.
+	// Budget limits the comparison with the base of Since, and the kernel's reads ahead of ReadAt. It may be nil.
 	Budget *background.Budget
 
 	index, root *os.File
@@ -228,6 +228,7 @@ func (p *Packed) ReadAt(b []byte, at int64) (n int, err error) {
 		case at >= p.Size:
 			return n, io.EOF
 		default:
+			p.reading.budget = p.Budget
 			more, err = p.reading.readAt(b[n:], at)
 		}
 		n += more
@@ -301,7 +302,7 @@ type packedFiles struct {
 	// base contains the origins of files; nil if they have none. snapshots is that of comparison.
 	base      *os.File
 	snapshots bool
-	// budget limits the comparison with the base.
+	// budget limits the reads of files and the comparison with the base.
 	budget *background.Budget
 
 	records *indexReader
@@ -411,6 +412,9 @@ func (f *packedFiles) open(ctx context.Context) error {
 	}
 	defer node.Close()
 	f.file, err = reopen(ctx, node, f.flags)
+	if err == nil && f.current.Size > background.Piece {
+		f.budget.NoReadAhead(f.file)
+	}
 	return err
 }
 
