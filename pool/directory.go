@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/linux/quota"
@@ -180,7 +181,7 @@ func (p *Pool) placeData(entry, subDir string) error {
 		return err
 	}
 	defer root.Close()
-	if err := writeSynced(root, placingFile, []byte(subDir)); err != nil {
+	if err := atomicfile.Create(root, placingFile, []byte(subDir)); err != nil {
 		return err
 	}
 	from, err := root.Open(".")

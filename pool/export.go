@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/pool/shared"
@@ -192,7 +193,7 @@ func (o *exportOpener) linkMarker(root *os.Root) error {
 	m := newMarker(o.Name)
 	tmp := markerFile + "." + m.UUID
 	defer func() { _ = root.Remove(tmp) }()
-	err := writeSynced(root, tmp, m.encode())
+	err := atomicfile.Create(root, tmp, m.encode())
 	if err == nil {
 		err = root.Link(tmp, markerFile)
 	}

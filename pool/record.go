@@ -135,7 +135,7 @@ func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
-	if err := writeSynced(dir, recordFile, record); err != nil {
+	if err := atomicfile.Create(dir, recordFile, record); err != nil {
 		return err
 	}
 	if v.Directory == nil {
@@ -151,16 +151,6 @@ func completeRecord(dir *os.Root, v volume.Volume, before []byte) error {
 		return err
 	}
 	return atomicfile.Write(dir, recordFile, record)
-}
-
-// writeSynced writes a new file and makes its content durable.
-func writeSynced(dir *os.Root, name string, b []byte) error {
-	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // Grow reserves the new, larger capacity of a volume, calls apply to grow the data, and records

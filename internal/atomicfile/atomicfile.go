@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // Temporary ends the name of the temporary file of Write, which a killed writer leaves.
@@ -17,10 +19,10 @@ const Temporary = ".tmp"
 // it and syncs the directory. Only one writer of a name may run at a time.
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + Temporary
-	err := writeNew(root, tmp, data)
+	err := Create(root, tmp, data)
 	if errors.Is(err, fs.ErrExist) { // left by a killed writer; it may be a link, which must not be followed
 		_ = root.Remove(tmp)
-		err = writeNew(root, tmp, data)
+		err = Create(root, tmp, data)
 	}
 	if err == nil {
 		err = root.Rename(tmp, name)
@@ -46,9 +48,9 @@ func WriteJSON(dir, name string, value any) error {
 	return Write(root, name, b)
 }
 
-// writeNew creates a file and makes its content durable, but not its directory entry.
-func writeNew(root *os.Root, name string, data []byte) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+// Create creates a file and makes its content durable, but not its directory entry.
+func Create(root *os.Root, name string, data []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|sys.NoPoll, 0o600)
 	if err != nil {
 		return err
 	}
@@ -61,7 +63,7 @@ func writeNew(root *os.Root, name string, data []byte) error {
 
 // Sync makes the content of a file, or the names in a directory, durable (fsync(2)).
 func Sync(root *os.Root, name string) error {
-	f, err := root.Open(name)
+	f, err := root.OpenFile(name, os.O_RDONLY|sys.NoPoll, 0)
 	if err != nil {
 		return err
 	}

@@ -73,11 +73,6 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// The kernel syncs the image in LOOP_CONFIGURE, and LOOP_CTL_GET_FREE returns the same device to other processes until it is
-	// bound. Writing the dirty pages before makes that sync shorter.
-	if err := sys.WriteBack(image); err != nil {
-		return nil, fmt.Errorf("loop device: %w", err)
-	}
 	var l *Loop
 	err = retry.For(ctx, busyTimeout, func() (again bool, err error) {
 		l, err = attachFree(control, image, c)

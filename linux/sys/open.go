@@ -71,6 +71,10 @@ func OpenFile(path string, flags int) (*os.File, error) {
 	}
 }
 
+// NoPoll is a flag for files that package os creates or opens in an os.Root. Without it, package os makes four more system calls to try
+// epoll(7). Regular files and directories are the same with O_NONBLOCK (open(2)).
+const NoPoll = unix.O_NONBLOCK
+
 // OpenParent opens the parent of a directory. The error is EXDEV if the directory is the root of a mount. Another
 // process may have moved the directory, so the caller must verify the parent.
 func OpenParent(dir *os.File, flags int) (int, error) {
