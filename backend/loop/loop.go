@@ -23,6 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -144,6 +145,11 @@ func (b *Backend) formatNew(ctx context.Context, p *pool.Pool, dir *os.Root, ima
 	}
 	formatted, err := b.Formatter.FormatNew(ctx, image, blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize})
 	if err != nil || !formatted {
+		return err
+	}
+	// The image gets its blocks now, so that the sync of the record commits them too, and that of the image needs no commit of the
+	// journal.
+	if err := sys.WriteBack(image); err != nil {
 		return err
 	}
 	return pool.MarkCreated(dir)

@@ -80,7 +80,7 @@ func (b *Backend) copyToSnapshots(ctx context.Context, c *backend.SnapshotCopy) 
 
 // createImage creates the empty file of an image in the folder of a volume or snapshot.
 func createImage(p *pool.Pool, dir *os.Root) (*os.File, error) {
-	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL|sys.NoPoll), 0o600)
+	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL|sys.NonBlocking), 0o600)
 }
 
 // source is an image that is copied. No other call attaches, expands or formats the image until the

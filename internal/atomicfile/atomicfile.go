@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
@@ -50,7 +52,7 @@ func WriteJSON(dir, name string, value any) error {
 
 // Create creates a file and makes its content durable, but not its directory entry.
 func Create(root *os.Root, name string, data []byte) error {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|sys.NoPoll, 0o600)
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|sys.NonBlocking, 0o600)
 	if err != nil {
 		return err
 	}
@@ -63,7 +65,10 @@ func Create(root *os.Root, name string, data []byte) error {
 
 // Sync makes the content of a file, or the names in a directory, durable (fsync(2)).
 func Sync(root *os.Root, name string) error {
-	f, err := root.OpenFile(name, os.O_RDONLY|sys.NoPoll, 0)
+	f, err := root.OpenFile(name, os.O_RDONLY|sys.NonBlocking, 0)
+	if errors.Is(err, unix.EAGAIN) { // another process has a lease (F_SETLEASE); an open without the flag waits for its end
+		f, err = root.Open(name)
+	}
 	if err != nil {
 		return err
 	}

@@ -328,7 +328,7 @@ func TestQuiet(t *testing.T) {
 
 // TestOthers: the more others use the disk, the smaller is the part of the time that a task has, but it makes progress.
 func TestOthers(t *testing.T) {
-	const rate = 64 * 16 * Piece // so a task has 16 pieces a second at least
+	const rate = 500 * Piece // 2 ms for a piece, and at most 32 ms for the requests of others
 	for name, row := range map[string]struct {
 		interval time.Duration // between the requests of others
 		took     time.Duration // by a piece
@@ -339,10 +339,10 @@ func TestOthers(t *testing.T) {
 		"one in ten pieces":              {10 * time.Millisecond, time.Millisecond, Piece, 4 * time.Millisecond},
 		"one in each piece":              {time.Millisecond, time.Millisecond, Piece, 31 * time.Millisecond},
 		"ten in each piece":              {100 * time.Microsecond, time.Millisecond, Piece, 31 * time.Millisecond},
-		"a slow disk":                    {100 * time.Microsecond, 20 * time.Millisecond, Piece, time.Second / 16},
+		"a slow disk":                    {100 * time.Microsecond, 10 * time.Millisecond, Piece, 32 * time.Millisecond},
 		"a disk too slow for the rate":   {100 * time.Microsecond, 50 * time.Millisecond, Piece, 100 * time.Millisecond},
 		"a task that reads nothing":      {100 * time.Microsecond, time.Millisecond, 0, 2 * time.Millisecond},
-		"a piece with much more content": {100 * time.Microsecond, time.Millisecond, 1000 * Piece, 1000 * time.Second / (64 * 16)},
+		"a piece with much more content": {100 * time.Microsecond, time.Millisecond, 1000 * Piece, 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -358,6 +358,34 @@ func TestOthers(t *testing.T) {
 				pieces(2000)
 				if got := pieces(2000); got < row.want*9/10 || got > row.want*11/10 {
 					t.Errorf("got %v for a piece with its rest, want about %v", got, row.want)
+				}
+			})
+		})
+	}
+}
+
+// TestCounter: a task does not rest longer because the number of requests decreases, is not known for some time, or because others used
+// the disk earlier.
+func TestCounter(t *testing.T) {
+	for name, requests := range map[string]func(after time.Duration) (uint64, bool){
+		"decreases": func(after time.Duration) (uint64, bool) { return 1000 - uint64(after/time.Second)%2, true },
+		"begins again": func(after time.Duration) (uint64, bool) {
+			return max(1000, uint64(after)) % uint64(3*time.Second), after < 0
+		},
+		"is unknown":       func(after time.Duration) (uint64, bool) { return uint64(after), after < 3*time.Second },
+		"is unknown first": func(after time.Duration) (uint64, bool) { return 1 << 40, after > 3*time.Second },
+		"stops":            func(after time.Duration) (uint64, bool) { return uint64(min(after, 3*time.Second)), true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				b := newTask(1<<40, &disk{requests: func() (uint64, bool) { return requests(time.Since(began)) }})
+				for time.Since(began) < 10*time.Second {
+					piece := time.Now()
+					must(t, b.Do(t.Context(), taking(time.Millisecond, Piece)))
+					if took := time.Since(piece); time.Since(began) > 5*time.Second && took > listenTime+time.Millisecond {
+						t.Fatalf("a piece with its rest took %v", took)
+					}
 				}
 			})
 		})

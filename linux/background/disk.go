@@ -11,8 +11,10 @@ const (
 
 	// maxRests bounds the rest after a piece for the requests of others, as a multiple of the time of the piece.
 	maxRests = 30
-	// minShare is the part of its rate that a task has on a disk that others use all the time. The disk may be too slow for it.
-	minShare = 1. / 64
+	// minShare is the part of their rate that the tasks have on a disk that others use all the time, and minRate the least rate in bytes
+	// per second. The disk may be too slow for that.
+	minShare = 1. / 16
+	minRate  = 1 << 20
 	// memory is the time over which the requests of others are averaged.
 	memory = 500 * time.Millisecond
 )
@@ -29,7 +31,8 @@ type disk struct {
 	lastRest       time.Duration
 	restBegan      time.Time
 	requestsBefore uint64
-	// others is the number of requests of others per second.
+	requestsKnown  bool
+	// others is the number of requests of others per second, and 0 if it is not known.
 	others float64
 	// listenedAt is when the last rest ended, and quiet the sum of the rests since the last one with requests of others.
 	listenedAt time.Time
@@ -45,30 +48,44 @@ type disk struct {
 	lastTurnUse time.Duration
 }
 
-// listen counts the requests of others since the beginning of the rest that has ended.
+// listen counts the requests of others since the beginning of the rest that has ended. The number can decrease: the kernel reads its parts
+// one after the other, and a device can be replaced.
 func (d *disk) listen() {
 	if d.lastRest == 0 {
 		return
 	}
 	n, ok := d.requests()
-	if ok && n == d.requestsBefore {
+	count := int64(n - d.requestsBefore)
+	switch listened := time.Since(d.restBegan); {
+	case !ok || !d.requestsKnown:
+		d.quiet, d.others = 0, 0
+	case count <= 0:
 		d.quiet += d.lastRest
-	} else {
+		d.average(0, listened)
+	default:
 		d.quiet = 0
-	}
-	if listened := time.Since(d.restBegan); ok && listened > 0 {
-		weight := min(1, listened.Seconds()/memory.Seconds())
-		d.others += weight * (float64(n-d.requestsBefore)/listened.Seconds() - d.others)
+		d.average(float64(count), listened)
 	}
 	d.lastRest, d.listenedAt = 0, time.Now()
 }
 
+// average updates others after a rest with a number of requests of others.
+func (d *disk) average(count float64, listened time.Duration) {
+	if d.quiet >= quietTime {
+		d.others = 0
+	} else if listened > 0 {
+		d.others += min(1, listened.Seconds()/memory.Seconds()) * (count/listened.Seconds() - d.others)
+	}
+}
+
 // due returns for how long the disk rests for others after a piece with a number of bytes of a task with a rate. The more requests of
-// others came in a time like that of the piece, the longer it rests: at one request, the piece would delay about all of them.
+// others come in the time of a piece, the longer it rests. Pieces without a known number of bytes are commands, such as those of trims.
 func (d *disk) due(took time.Duration, bytes int64, rate float64) time.Duration {
-	forRate := func(rate float64) time.Duration { return time.Duration(float64(bytes)/rate*float64(time.Second)) - took }
+	forRate := func(rate float64) time.Duration {
+		return time.Duration(float64(bytes)/rate*float64(time.Second)) - took
+	}
 	forOthers := time.Duration(maxRests * min(1, d.others*took.Seconds()) * float64(took))
-	return max(took, forRate(rate), min(forOthers, forRate(rate*minShare)))
+	return max(took, forRate(rate), min(forOthers, forRate(max(rate*minShare, minRate))))
 }
 
 // restAfter begins a rest after a piece, and returns its length. due is that length while others use the disk.
@@ -81,7 +98,7 @@ func (d *disk) restAfter(due time.Duration) time.Duration {
 		rest = listenTime // also if less is due: a short rest would miss most requests
 	}
 	d.lastRest, d.restBegan = min(rest, maxRest), time.Now()
-	d.requestsBefore, _ = d.requests()
+	d.requestsBefore, d.requestsKnown = d.requests()
 	return rest
 }
 

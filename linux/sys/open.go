@@ -71,9 +71,10 @@ func OpenFile(path string, flags int) (*os.File, error) {
 	}
 }
 
-// NoPoll is a flag for files that package os creates or opens in an os.Root. Without it, package os makes four more system calls to try
-// epoll(7). Regular files and directories are the same with O_NONBLOCK (open(2)).
-const NoPoll = unix.O_NONBLOCK
+// NonBlocking is a flag for regular files and directories that package os opens. Without it, package os sets and clears it with four more
+// system calls. It does not change their reads and writes (open(2)). But while another process has a lease of an existing file, the open
+// fails with EAGAIN.
+const NonBlocking = unix.O_NONBLOCK
 
 // OpenParent opens the parent of a directory. The error is EXDEV if the directory is the root of a mount. Another
 // process may have moved the directory, so the caller must verify the parent.
