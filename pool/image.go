@@ -91,28 +91,11 @@ func (i *Images) locked(name string, image *os.File, err error) (*os.File, error
 	case errors.Is(err, unix.EWOULDBLOCK):
 		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use: its image is locked by a loop device or a program, in a shared pool perhaps on another node (check this node with: losetup -j %s)", name, i.cfg.Name, i.ImagePath(name))
 	case err == nil:
-		err = i.checkCurrent(name, image)
+		err = i.checkCurrent(name, name+"/"+ImageFile, image)
 	}
 	if err != nil {
 		_ = image.Close()
 		return nil, err
 	}
 	return image, nil
-}
-
-// checkCurrent verifies that a locked image is still the volume's. Between open and lock another
-// process may have deleted the volume, and made a new one with the same name.
-func (i *Images) checkCurrent(name string, image *os.File) error {
-	var locked unix.Stat_t
-	if err := unix.Fstat(int(image.Fd()), &locked); err != nil {
-		return err
-	}
-	current, err := beneath.Stat(i.volumes, name+"/"+ImageFile)
-	if err == nil && current.Ino == locked.Ino {
-		return nil
-	}
-	if err == nil || beneath.IsGone(err) {
-		return volume.Errorf(volume.ErrPending, "volume %q in pool %q was deleted or replaced meanwhile: retry", name, i.cfg.Name)
-	}
-	return err
 }

@@ -58,8 +58,8 @@ type Medium interface {
 	// Link calls link, which gives a written file a name in a folder. Both are durable when
 	// it returns without an error.
 	Link(file, folder *os.File, link func() error) error
-	// OpenLock opens the file or folder that LockVolume locks.
-	OpenLock(name string) (*os.File, error)
+	// OpenLock opens the file or folder that LockVolume locks. path is its path below volumes.
+	OpenLock(name string) (f *os.File, path string, err error)
 
 	// Entry returns the name of the entry of tmp for a volume or set that reserves some bytes. The
 	// name ends with suffix.
@@ -249,8 +249,9 @@ func (*localMedium) Link(file, folder *os.File, link func() error) error {
 	return errors.Join(file.Sync(), folder.Sync())
 }
 
-func (m *localMedium) OpenLock(name string) (*os.File, error) {
-	return beneath.OpenDir(m.volumes, name)
+func (m *localMedium) OpenLock(name string) (f *os.File, path string, err error) {
+	f, err = beneath.OpenDir(m.volumes, name)
+	return f, name, err
 }
 
 // Entry adds only the suffix to the name: the pool has one writer.

@@ -580,3 +580,35 @@ func TestLockVolume(t *testing.T) {
 		})
 	}
 }
+
+// TestLockDeleted: a call that waits for the lock of a volume does not get that of its removed folder.
+func TestLockDeleted(t *testing.T) {
+	local, e := newEnv(t).open(t), newExport(t)
+	for name, p := range map[string]*pool.Pool{"node-local": local, "export": e.open(t)} {
+		for _, want := range []error{volume.ErrNotFound, volume.ErrPending} {
+			t.Run(name+"/"+want.Error(), func(t *testing.T) {
+				v := add(t, p, "v")
+				first, err := p.LockVolume(t.Context(), "v")
+				must(t, err)
+				result := make(chan error, 1)
+				go func() {
+					second, err := p.LockVolume(t.Context(), "v")
+					if err == nil {
+						err = second.Close()
+					}
+					result <- err
+				}()
+				time.Sleep(100 * time.Millisecond)
+				must(t, p.Remove(t.Context(), v))
+				if errors.Is(want, volume.ErrPending) { // it has been replaced
+					v = add(t, p, "v")
+				}
+				must(t, first.Close())
+				wantError(t, <-result, want)
+				if errors.Is(want, volume.ErrPending) {
+					must(t, p.Remove(t.Context(), v))
+				}
+			})
+		}
+	}
+}

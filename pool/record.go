@@ -246,18 +246,19 @@ func (p *Pool) TryLockVolume(name string) (io.Closer, error) { return p.lockVolu
 
 // lockVolume locks the volume by a function, which returns EWOULDBLOCK if another call holds the lock.
 func (p *Pool) lockVolume(name string, lock func(*os.File) error) (io.Closer, error) {
-	f, err := p.medium.OpenLock(name)
+	f, path, err := p.medium.OpenLock(name)
 	if beneath.IsNotExist(err) {
 		return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
 	}
 	if err != nil {
 		return nil, p.medium.Explain(err)
 	}
-	err = lock(f)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	switch err = lock(f); {
+	case err == nil:
+		err = p.checkCurrent(name, path, f)
+	case errors.Is(err, unix.EWOULDBLOCK):
 		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged, copied or deleted by another call: retry", name)
-	}
-	if shared.NoLocks(err) {
+	case shared.NoLocks(err):
 		err = nil
 	}
 	if err != nil {

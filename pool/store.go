@@ -244,6 +244,26 @@ func (s *store) ImagePath(name string) string {
 	return s.cfg.place() + "/" + volumePath(name, ImageFile)
 }
 
+// checkCurrent verifies that a locked file is still at a path of the volume name below volumes. Between open and lock another process may
+// have deleted the volume (ErrNotFound), and made a new one with the same name (ErrPending).
+func (s *store) checkCurrent(name, path string, f *os.File) error {
+	var locked unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &locked); err != nil {
+		return err
+	}
+	current, err := beneath.Stat(s.volumes, path)
+	if err == nil && current.Ino == locked.Ino {
+		return nil
+	}
+	if err != nil && !beneath.IsGone(err) {
+		return err
+	}
+	if _, err := s.Lookup(name); errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was replaced meanwhile: retry", name, s.cfg.Name)
+}
+
 // OpenFlags adds the open(2) flags that the medium needs to flag.
 func (s *store) OpenFlags(flag int) int { return s.files.Flags | flag }
 

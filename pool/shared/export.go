@@ -205,13 +205,13 @@ func (e *Export) Link(file, _ *os.File, link func() error) error {
 }
 
 // OpenLock opens the lock file of a volume, because NFS cannot lock directories.
-func (e *Export) OpenLock(name string) (*os.File, error) {
-	const lock = "lock"
-	f, err := e.Files.Open(e.Volumes, name+"/"+lock, os.O_RDWR|os.O_CREATE, 0o600)
+func (e *Export) OpenLock(name string) (f *os.File, path string, err error) {
+	path = name + "/lock"
+	f, err = e.Files.Open(e.Volumes, path, os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, beneath.ErrIrregular) {
-		err = e.foreign("volumes/"+name+"/"+lock, err)
+		err = e.foreign("volumes/"+path, err)
 	}
-	return f, err
+	return f, path, err
 }
 
 // NoLocks tells whether an error of flock(2) means that the server does not support locks
