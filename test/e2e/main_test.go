@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,6 +29,7 @@ var (
 	// clusterConfig is the configuration of client.
 	clusterConfig *rest.Config
 	pods          = flag.Int("pods", 100, "`number` of pods that TestKilled creates and deletes")
+	killTime      = flag.Duration("kill", 5*time.Minute, "longest `time` for which TestKilled kills processes")
 	moves         = flag.Int("moves", 10, "`number` of moves of TestMoveUnderLoad")
 	moveSize      = flag.Int("move-size", 1, "size of the volume of TestMoveUnderLoad in `GiB`")
 	moveData      = flag.Int("move-data", 0, "size of the files in this volume in `GiB`, or 0 for 90 % of it")
