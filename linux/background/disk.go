@@ -3,7 +3,7 @@ package background
 import "time"
 
 const (
-	// quietTime is the sum of rests without requests of others after which the disk no longer rests for them. Then it rests only for
+	// quietTime is the time of rests without requests of others after which the disk no longer rests for them. Then it rests only for
 	// listenTime once in listenInterval, to detect them.
 	quietTime      = 500 * time.Millisecond
 	listenTime     = 5 * time.Millisecond
@@ -60,7 +60,7 @@ func (d *disk) listen() {
 	case !ok || !d.requestsKnown:
 		d.quiet, d.others = 0, 0
 	case count <= 0:
-		d.quiet += d.lastRest
+		d.quiet += listened
 		d.average(0, listened)
 	default:
 		d.quiet = 0
