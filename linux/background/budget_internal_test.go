@@ -47,6 +47,7 @@ func TestPace(t *testing.T) {
 		"rate":         {time.Millisecond, Piece, 100*10*time.Millisecond + time.Millisecond},
 		"half":         {20 * time.Millisecond, Piece, 201 * 20 * time.Millisecond},
 		"no bytes":     {3 * time.Millisecond, 0, 201 * 3 * time.Millisecond},
+		"short pieces": {100 * time.Microsecond, 0, 201 * 100 * time.Microsecond}, // 5 rests of 2 ms
 		"a long piece": {10 * time.Second, 0, 201 * 10 * time.Second},
 		"much at once": {time.Millisecond, 1000 * Piece, 100*10*time.Second + time.Millisecond},
 	} {
@@ -319,7 +320,7 @@ func TestQuiet(t *testing.T) {
 				requests.Add(1)
 			}
 		}()
-		between("beside others", pieces(10*time.Second), 880, 950) // 10 ms of rest for the requests
+		between("beside others", pieces(10*time.Second), 850, 990) // about 10 ms of rest for the requests
 		stop()
 		pieces(2 * quietTime)
 		between("without others again", pieces(10*time.Second), 8900, 9200)

@@ -15,6 +15,8 @@ const (
 	// per second. The disk may be too slow for that.
 	minShare = 1. / 16
 	minRate  = 1 << 20
+	// minRest is the shortest rest. Shorter ones are added up, because the runtime of Go would prolong each to at least a millisecond.
+	minRest = 2 * time.Millisecond
 	// memory is the time over which the requests of others are averaged.
 	memory = 500 * time.Millisecond
 )
@@ -32,6 +34,8 @@ type disk struct {
 	restBegan      time.Time
 	requestsBefore uint64
 	requestsKnown  bool
+	// dueBefore is the sum of the rests after the last pieces that are still due.
+	dueBefore time.Duration
 	// others is the number of requests of others per second, and 0 if it is not known.
 	others float64
 	// listenedAt is when the last rest ended, and quiet the sum of the rests since the last one with requests of others.
@@ -96,7 +100,11 @@ func (d *disk) restAfter(due time.Duration) time.Duration {
 			return 0
 		}
 		rest = listenTime // also if less is due: a short rest would miss most requests
+	} else if rest += d.dueBefore; rest < minRest {
+		d.dueBefore = rest
+		return 0
 	}
+	d.dueBefore = 0
 	d.lastRest, d.restBegan = min(rest, maxRest), time.Now()
 	d.requestsBefore, d.requestsKnown = d.requests()
 	return rest
