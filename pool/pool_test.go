@@ -598,7 +598,7 @@ func TestLockDeleted(t *testing.T) {
 					}
 					result <- err
 				}()
-				time.Sleep(100 * time.Millisecond)
+				time.Sleep(300 * time.Millisecond) // the call waits for up to a second
 				must(t, p.Remove(t.Context(), v))
 				if errors.Is(want, volume.ErrPending) { // it has been replaced
 					v = add(t, p, "v")

@@ -28,9 +28,8 @@ type disk struct {
 
 	// The following fields belong to the task that has the turn.
 
-	// lastRest is the length of the rest before the turn, and 0 if it has been listened to. requestsBefore is the number of requests at
-	// its beginning, restBegan.
-	lastRest       time.Duration
+	// restBegan is the beginning of the rest before the turn, and zero if it has been listened to or there was none. requestsBefore is
+	// the number of requests at that time.
 	restBegan      time.Time
 	requestsBefore uint64
 	requestsKnown  bool
@@ -55,7 +54,7 @@ type disk struct {
 // listen counts the requests of others since the beginning of the rest that has ended. The number can decrease: the kernel reads its parts
 // one after the other, and a device can be replaced.
 func (d *disk) listen() {
-	if d.lastRest == 0 {
+	if d.restBegan.IsZero() {
 		return
 	}
 	n, ok := d.requests()
@@ -70,7 +69,7 @@ func (d *disk) listen() {
 		d.quiet = 0
 		d.average(float64(count), listened)
 	}
-	d.lastRest, d.listenedAt = 0, time.Now()
+	d.restBegan, d.listenedAt = time.Time{}, time.Now()
 }
 
 // average updates others after a rest with a number of requests of others.
@@ -104,8 +103,7 @@ func (d *disk) restAfter(due time.Duration) time.Duration {
 		d.dueBefore = rest
 		return 0
 	}
-	d.dueBefore = 0
-	d.lastRest, d.restBegan = min(rest, maxRest), time.Now()
+	d.dueBefore, d.restBegan = 0, time.Now()
 	d.requestsBefore, d.requestsKnown = d.requests()
 	return rest
 }
