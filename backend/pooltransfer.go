@@ -82,7 +82,7 @@ func (ps *Pools) ReceiveAsJob(ctx context.Context, p *pool.Pool, spec volume.Spe
 // ReceiveContent receives the content of a stream, or the differences from one of the bases, and closes the stream.
 func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, bases []string, j *pool.Job) error {
 	t := &target{
-		partial: partial, job: j, alive: stream.Alive, before: partial.Bytes, expected: stream.Manifest().Bytes,
+		partial: partial, job: j, alive: stream.Alive, unattended: j.Unattended, setVerified: partial.SetVerified, before: partial.Bytes, expected: stream.Manifest().Bytes,
 	}
 	t.write = func(content []byte, at int64) (int, error) { return partial.WriteAt(ctx, content, at) }
 	t.zeroUpTo = func(offset int64) error {
@@ -93,10 +93,12 @@ func ReceiveContent(ctx context.Context, stream Stream, partial *pool.Partial, b
 		if err := t.await(); err != nil {
 			return err
 		}
-		return partial.ZeroUpTo(ctx, offset)
+		err := partial.ZeroUpTo(ctx, offset)
+		t.unsynced = t.unsynced && err == nil
+		return err
 	}
 	err := stream.Copy(ctx, partial.Verified, bases, t)
-	if err = errors.Join(err, t.await()); err != nil {
+	if err = errors.Join(err, t.end()); err != nil {
 		return err
 	}
 	_ = stream.Close() // ends the use of the source; everything was verified
@@ -187,18 +189,35 @@ const unattendedTime = 15 * time.Minute
 type target struct {
 	partial *pool.Partial
 	job     *pool.Job
-	// alive is Stream.Alive.
-	alive func()
-	// write is pool.Partial.WriteAt, and zeroUpTo its ZeroUpTo, after await.
-	write    func(content []byte, at int64) (int, error)
-	zeroUpTo func(offset int64) error
+	// alive is Stream.Alive, and unattended pool.Job.Unattended.
+	alive      func()
+	unattended func() time.Duration
+	// write is pool.Partial.WriteAt, setVerified its SetVerified, and zeroUpTo its ZeroUpTo, after await.
+	write       func(content []byte, at int64) (int, error)
+	setVerified func(upTo, bytes int64) error
+	zeroUpTo    func(offset int64) error
 	// expected is the size of the whole content without holes, in bytes.
 	expected int64
 	// before and written are the bytes that were received before the stream began, and since.
 	before, written int64
-	// syncing receives the result of SetVerified, which runs while the next part is received; nil if it was received.
-	syncing chan error
+	// verified and verifiedBytes are the arguments of the next setVerified, if unsynced is set. It is not set after a failed sync: the
+	// kernel may report no error to the next one, although data was lost.
+	verified, verifiedBytes int64
+	unsynced                bool
+	// syncing receives the result of setVerified, which runs while the next part is received; nil if it was received. syncBegan is when
+	// it began, and syncBytes how many bytes were received then.
+	syncing   chan error
+	syncBegan time.Time
+	syncBytes int64
 }
+
+// A part is made durable when syncInterval has passed, or syncSize bytes were received, since the last one. A sync also makes the disk write
+// out its cache, for which the requests of others wait. An interrupted transfer continues with the last verified part; a transfer whose
+// process is killed, with the one that was recorded.
+const (
+	syncInterval = time.Second
+	syncSize     = 256 << 20
+)
 
 // Begin implements Target. How many bytes differ from a base is not known before.
 func (t *target) Begin(ctx context.Context, base string) error {
@@ -224,21 +243,42 @@ func (t *target) WriteAt(content []byte, at int64) (int, error) {
 
 // Verified implements Target.
 func (t *target) Verified(upTo int64) error {
-	if idle := t.job.Unattended(); idle > unattendedTime {
+	if idle := t.unattended(); idle > unattendedTime {
 		return volume.Errorf(volume.ErrUnavailable, "no call has waited for the transfer for %v: it has ended, and a retry continues it", idle.Round(time.Second))
 	}
 	bytes := t.before + t.written
-	if err := errors.Join(t.await(), t.partial.Complete(upTo, bytes)); err != nil {
-		return err
+	if t.partial.Completes(upTo) {
+		if err := t.await(); err != nil {
+			return err
+		}
+		t.unsynced = false // Complete records more, or that the transfer begins again
+		if err := t.partial.Complete(bytes); err != nil {
+			return err
+		}
 	}
 	if err := t.zeroUpTo(upTo); err != nil {
 		return err
 	}
-	syncing := make(chan error, 1)
-	t.syncing = syncing
-	go func() { syncing <- t.partial.SetVerified(upTo, bytes) }()
+	t.verified, t.verifiedBytes, t.unsynced = upTo, bytes, true
+	if time.Since(t.syncBegan) < syncInterval && bytes-t.syncBytes < syncSize {
+		return nil
+	}
+	return t.sync()
+}
+
+// sync begins to make the verified parts durable, after the last sync.
+func (t *target) sync() error {
+	if err := t.await(); err != nil || !t.unsynced {
+		return err
+	}
+	syncing, upTo, bytes := make(chan error, 1), t.verified, t.verifiedBytes
+	t.syncing, t.syncBegan, t.syncBytes, t.unsynced = syncing, time.Now(), bytes, false
+	go func() { syncing <- t.setVerified(upTo, bytes) }()
 	return nil
 }
+
+// end makes the verified parts durable. It is called when the content was received, and after an error.
+func (t *target) end() error { return errors.Join(t.sync(), t.await()) }
 
 // await waits until the last verified part is durable and recorded.
 func (t *target) await() error {
@@ -246,6 +286,6 @@ func (t *target) await() error {
 		return nil
 	}
 	err := <-t.syncing
-	t.syncing = nil
+	t.syncing, t.unsynced = nil, t.unsynced && err == nil
 	return err
 }

@@ -449,12 +449,14 @@ func (x *Partial) PunchHole(r clone.Range) error {
 	return unix.Fallocate(int(x.Image.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.Offset, r.Length)
 }
 
-// Complete makes the entries of a directory when its index is complete. It is called before SetVerified with the same arguments,
-// and not concurrently with WriteAt.
-func (x *Partial) Complete(upTo, bytes int64) error {
-	if x.content.Tree == nil || x.tree != nil || upTo < x.content.Tree.IndexSize {
-		return nil
-	}
+// Completes reports whether Complete must be called when the content is complete up to an offset.
+func (x *Partial) Completes(upTo int64) bool {
+	return x.content.Tree != nil && x.tree == nil && upTo >= x.content.Tree.IndexSize
+}
+
+// Complete makes the entries of a directory after its index. bytes is the size of the data before them. No other method may be called
+// concurrently.
+func (x *Partial) Complete(bytes int64) error {
 	if err := x.SetVerified(x.content.Tree.IndexSize, bytes); err != nil {
 		return err
 	}

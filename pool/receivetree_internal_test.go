@@ -80,7 +80,7 @@ func TestReceiveTree(t *testing.T) {
 		}
 		return nil
 	}
-	if err := x.Complete(size, size); !errors.Is(err, interrupted) {
+	if err := x.Complete(size); !errors.Is(err, interrupted) {
 		t.Fatalf("got %v, want %v", err, interrupted)
 	}
 	x.Close()
@@ -92,7 +92,9 @@ func TestReceiveTree(t *testing.T) {
 	must(t, x.Begin(t.Context(), "", func() {}))
 	half := size + 1<<19
 	must(t, writePacked(t, x, packed, size, half))
-	must(t, x.Complete(half, half))
+	if x.Completes(half) {
+		t.Error("the entries of the directory must be made again")
+	}
 	must(t, x.SetVerified(half, half))
 	must(t, writePacked(t, x, packed, half, half+1))
 	x.Close()
@@ -124,7 +126,7 @@ func TestReceiveInvalidIndex(t *testing.T) {
 	must(t, writePacked(t, x, packed, 0, size))
 	_, err := x.WriteAt(t.Context(), []byte{0xff}, size/2-1) // all entries precede the last record
 	must(t, err)
-	if err := x.Complete(size, size); !errors.Is(err, volume.ErrDamaged) {
+	if err := x.Complete(size); !errors.Is(err, volume.ErrDamaged) {
 		t.Errorf("an invalid index: got %v, want ErrDamaged", err)
 	}
 	x.Close()
@@ -136,7 +138,7 @@ func TestReceiveInvalidIndex(t *testing.T) {
 	}
 	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, writePacked(t, x, packed, 0, size))
-	must(t, x.Complete(size, size))
+	must(t, x.Complete(size))
 }
 
 // TestReceiveHostileTree: content whose index was not verified, and more than the capacity are refused.
@@ -151,7 +153,7 @@ func TestReceiveHostileTree(t *testing.T) {
 	if err := writePacked(t, x, packed, size, size+1); !errors.Is(err, volume.ErrDamaged) {
 		t.Errorf("content before the checksum of the index: got %v, want ErrDamaged", err)
 	}
-	must(t, x.Complete(size, size))
+	must(t, x.Complete(size))
 	if err := writePacked(t, x, packed, size, packed.Size); !errors.Is(err, volume.ErrOutOfRange) {
 		t.Errorf("more content than the capacity: got %v, want ErrOutOfRange", err)
 	}
@@ -171,7 +173,7 @@ func receiveBase(t *testing.T, p *Pool, later []byte) (newer *clone.Packed, chan
 	defer x.Close()
 	must(t, x.Begin(t.Context(), "", func() {}))
 	must(t, writePacked(t, x, older, 0, older.IndexSize))
-	must(t, x.Complete(older.Size, older.Size))
+	must(t, x.Complete(older.Size))
 	must(t, writePacked(t, x, older, older.IndexSize, older.Size))
 	must(t, x.CommitDirectory(t.Context(), func(*os.File, bool) error { return nil }))
 
@@ -192,7 +194,7 @@ func TestReceiveTreeCapacity(t *testing.T) {
 	x := receiveTree(t, p, changed)
 	must(t, x.Begin(t.Context(), "older", func() {}))
 	must(t, writePacked(t, x, newer, 0, at))
-	must(t, x.Complete(at, at))
+	must(t, x.Complete(at))
 	for received := at; at < newer.Size; at = x.Verified {
 		end := min(newer.Size, at+3<<19)
 		must(t, writePacked(t, x, newer, at, end))
@@ -235,7 +237,7 @@ func TestReceiveTreeOwners(t *testing.T) {
 	x := receive()
 	must(t, x.Begin(t.Context(), "older", func() {}))
 	must(t, writePacked(t, x, newer, 0, newer.IndexSize))
-	must(t, x.Complete(newer.IndexSize, newer.IndexSize))
+	must(t, x.Complete(newer.IndexSize))
 	if got := limit(); got != contentSize+size {
 		t.Errorf("got a limit of %d bytes while the data is shared, want %d", got, contentSize+size)
 	}
@@ -275,7 +277,7 @@ func TestReceiveTreeDifferences(t *testing.T) {
 	x := begin(0)
 	must(t, x.Begin(t.Context(), "older", func() {}))
 	must(t, writePacked(t, x, newer, 0, newer.IndexSize))
-	must(t, x.Complete(middle, middle))
+	must(t, x.Complete(middle))
 	must(t, writePacked(t, x, newer, newer.IndexSize, middle))
 	must(t, x.SetVerified(middle, middle))
 	must(t, writePacked(t, x, newer, middle, newer.Size))

@@ -20,7 +20,7 @@ import (
 
 const (
 	// checkedSize is how much content is read between two checksums, in bytes, also if it is zeros that are not sent: a receiver
-	// may have to write them. After each, the receiver makes the content durable, and an interrupted transfer continues from there.
+	// may have to write them. An interrupted transfer continues from one.
 	checkedSize = 64 << 20
 	// waitInterval is the time after which a sender that has nothing to send shows that it is alive.
 	waitInterval = 10 * time.Second

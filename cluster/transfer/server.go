@@ -19,7 +19,7 @@ import (
 
 const (
 	// requestTimeout bounds the wait for a ticket. startTimeout bounds that for the receiver to reserve the space. stallTimeout
-	// bounds the time in which no write ends and the receiver does not show that it is alive: it may sync 64 MiB to a slow disk
+	// bounds the time in which no write ends and the receiver does not show that it is alive: it may sync 320 MiB to a slow disk
 	// meanwhile.
 	requestTimeout = 10 * time.Second
 	startTimeout   = 2 * time.Minute

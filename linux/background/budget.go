@@ -2,27 +2,34 @@ package background
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Piece is the size in bytes of the pieces into which a task is divided. A request of another process waits for one piece at most, and
-// a disk with heads needs some size to be efficient.
-const Piece = 128 << 10
+// Piece is the size in bytes of the pieces into which a task is divided while others use a disk. A request of another process waits for one
+// piece at most, and a disk with heads needs some size to be efficient. quietPiece is that on disks that are quiet. Its turns and its wait
+// for the disk cost little.
+const (
+	Piece      = 128 << 10
+	quietPiece = 1 << 20
+)
 
 // maxRest bounds the time for which a disk rests after one piece. Other tasks wait for that, and must show from time to time that they
 // are alive.
 const maxRest = time.Second
 
 // Budget is the part of one task in the budgets of the disks that it uses. One piece of all tasks runs on a disk at a time. After it, the
-// disk rests as long as the piece took, up to maxRests times as long if others use it much, and as long as the rate requires, unless no one
-// else uses it. Then the task that has used the disk least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
+// disk rests as long as the piece took, up to maxRests times as long if others use it much, and as long as the rate requires, unless others hardly
+// use it. Then the task that has used the disk least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
 type Budget struct {
 	shares []share
 	rate   int64 // bytes per second while others use a disk
 	// restUntil is the end of a rest of more than maxRest, for which only this task waits.
 	restUntil time.Time
+	// quiet means that the disks were quiet after the last piece.
+	quiet bool
 }
 
 // share is the part of a task in the budget of one disk.
@@ -30,6 +37,17 @@ type share struct {
 	*disk
 	// use is the time for which the task has used the disk, with the rests after it. It is protected by turns.
 	use time.Duration
+}
+
+// PieceSize returns the largest size in bytes of the next piece. Without a budget, it has no limit.
+func (b *Budget) PieceSize() int64 {
+	switch {
+	case b == nil:
+		return math.MaxInt64
+	case b.quiet:
+		return quietPiece
+	}
+	return Piece
 }
 
 // Do waits for the turn of the task on all of its disks, and runs a piece of it. piece returns the number of bytes that it has read and
@@ -83,7 +101,9 @@ func (b *Budget) begin(ctx context.Context) error {
 // end ends the turn, after a piece with a number of bytes.
 func (b *Budget) end(took time.Duration, bytes int64) {
 	rest := time.Duration(0)
+	b.quiet = true
 	for _, s := range b.shares {
+		b.quiet = b.quiet && s.isQuiet()
 		rest = max(rest, s.restAfter(s.due(took, bytes, float64(b.rate))))
 	}
 	if rest > maxRest {

@@ -3,11 +3,19 @@ package background
 import "time"
 
 const (
-	// quietTime is the time of rests without requests of others after which the disk no longer rests for them. Then it rests only for
-	// listenTime once in listenInterval, to detect them.
-	quietTime      = 500 * time.Millisecond
+	// quiet is the share of rests with requests of others, over the last time, below which the disk does not rest for them. The requests
+	// that the kernel makes for the task itself, such as those of a journal, are in fewer rests. A disk that is quiet rests only for
+	// listenTime once in listenInterval, to detect others.
+	quiet          = 1. / 8
 	listenTime     = 5 * time.Millisecond
 	listenInterval = 50 * time.Millisecond
+	// unknownShare is the share that is assumed before a disk has rested.
+	unknownShare = 1.5 * quiet
+	// memory is the time over which the number of requests of others is averaged, and memoryShare that of the share of rests.
+	// maxShareWeight bounds the weight of one rest in that share.
+	memory         = 500 * time.Millisecond
+	memoryShare    = time.Second
+	maxShareWeight = 1. / 4
 
 	// maxRests bounds the rest after a piece for the requests of others, as a multiple of the time of the piece.
 	maxRests = 30
@@ -17,29 +25,28 @@ const (
 	minRate  = 1 << 20
 	// minRest is the shortest rest. Shorter ones are added up, because the runtime of Go would prolong each to at least a millisecond.
 	minRest = 2 * time.Millisecond
-	// memory is the time over which the requests of others are averaged.
-	memory = 500 * time.Millisecond
 )
 
 // disk is the budget of one disk.
 type disk struct {
-	// requests returns the number of requests that the disk has got, also of this process. ok is false if it is not known.
-	requests func() (n uint64, ok bool)
+	// requests returns the number of requests that the disk has completed, also of this process, and of those that it has not completed
+	// yet. ok is false if they are not known.
+	requests func() (completed, inFlight uint64, ok bool)
 
 	// The following fields belong to the task that has the turn.
 
 	// restBegan is the beginning of the rest before the turn, and zero if it has been listened to or there was none. requestsBefore is
-	// the number of requests at that time.
+	// the number of requests at that time, also of those in flight.
 	restBegan      time.Time
 	requestsBefore uint64
 	requestsKnown  bool
 	// dueBefore is the sum of the rests after the last pieces that are still due.
 	dueBefore time.Duration
-	// others is the number of requests of others per second, and 0 if it is not known.
-	others float64
-	// listenedAt is when the last rest ended, and quiet the sum of the rests since the last one with requests of others.
-	listenedAt time.Time
-	quiet      time.Duration
+	// listenedAt is when the last rest ended. othersKnown means that requests of others could be detected in it.
+	listenedAt  time.Time
+	othersKnown bool
+	// others is the number of requests of others per second, and othersShare the share of rests with such requests.
+	others, othersShare float64
 
 	// The following fields are protected by turns.
 
@@ -52,34 +59,32 @@ type disk struct {
 }
 
 // listen counts the requests of others since the beginning of the rest that has ended. The number can decrease: the kernel reads its parts
-// one after the other, and a device can be replaced.
+// one after the other, and a device can be replaced. A request in flight at the end of the rest is also one of others, which may have waited
+// for the piece for so long that they have begun no other.
 func (d *disk) listen() {
 	if d.restBegan.IsZero() {
 		return
 	}
-	n, ok := d.requests()
-	count := int64(n - d.requestsBefore)
-	switch listened := time.Since(d.restBegan); {
-	case !ok || !d.requestsKnown:
-		d.quiet, d.others = 0, 0
-	case count <= 0:
-		d.quiet += listened
-		d.average(0, listened)
-	default:
-		d.quiet = 0
-		d.average(float64(count), listened)
+	completed, inFlight, ok := d.requests()
+	count, now := max(0, int64(completed+inFlight-d.requestsBefore)), time.Now()
+	elapsed, listened := now.Sub(d.listenedAt), now.Sub(d.restBegan)
+	known := ok && d.requestsKnown
+	if known && listened > 0 {
+		weight, used := min(1, elapsed.Seconds()/memory.Seconds()), 0.
+		if !d.othersKnown {
+			weight, d.othersShare = 1, unknownShare
+		}
+		if count > 0 || inFlight > 0 {
+			used = 1
+		}
+		d.others += weight * (float64(count)/listened.Seconds() - d.others)
+		d.othersShare += min(maxShareWeight, elapsed.Seconds()/memoryShare.Seconds()) * (used - d.othersShare)
 	}
-	d.restBegan, d.listenedAt = time.Time{}, time.Now()
+	d.othersKnown, d.restBegan, d.listenedAt = known, time.Time{}, now
 }
 
-// average updates others after a rest with a number of requests of others.
-func (d *disk) average(count float64, listened time.Duration) {
-	if d.quiet >= quietTime {
-		d.others = 0
-	} else if listened > 0 {
-		d.others += min(1, listened.Seconds()/memory.Seconds()) * (count/listened.Seconds() - d.others)
-	}
-}
+// isQuiet reports whether others do not use the disk, or use it so rarely that their requests seldom wait for a piece.
+func (d *disk) isQuiet() bool { return d.othersKnown && d.othersShare < quiet }
 
 // due returns for how long the disk rests for others after a piece with a number of bytes of a task with a rate. The more requests of
 // others come in the time of a piece, the longer it rests. Pieces without a known number of bytes are commands, such as those of trims.
@@ -87,14 +92,17 @@ func (d *disk) due(took time.Duration, bytes int64, rate float64) time.Duration 
 	forRate := func(rate float64) time.Duration {
 		return time.Duration(float64(bytes)/rate*float64(time.Second)) - took
 	}
-	forOthers := time.Duration(maxRests * min(1, d.others*took.Seconds()) * float64(took))
+	forOthers := time.Duration(0)
+	if d.othersKnown {
+		forOthers = time.Duration(maxRests * min(1, d.others*took.Seconds()) * float64(took))
+	}
 	return max(took, forRate(rate), min(forOthers, forRate(max(rate*minShare, minRate))))
 }
 
 // restAfter begins a rest after a piece, and returns its length. due is that length while others use the disk.
 func (d *disk) restAfter(due time.Duration) time.Duration {
 	rest := due
-	if d.quiet >= quietTime {
+	if d.isQuiet() {
 		if time.Since(d.listenedAt) < listenInterval {
 			return 0
 		}
@@ -104,7 +112,8 @@ func (d *disk) restAfter(due time.Duration) time.Duration {
 		return 0
 	}
 	d.dueBefore, d.restBegan = 0, time.Now()
-	d.requestsBefore, d.requestsKnown = d.requests()
+	completed, inFlight, known := d.requests()
+	d.requestsBefore, d.requestsKnown = completed+inFlight, known
 	return rest
 }
 

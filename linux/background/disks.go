@@ -29,7 +29,7 @@ func On(bytesPerSecond int64, files ...*os.File) *Budget {
 	defer turns.Unlock()
 	for _, name := range slices.Compact(names) {
 		if disksByName[name] == nil {
-			disksByName[name] = &disk{requests: func() (uint64, bool) { return requestsOf(name) }}
+			disksByName[name] = &disk{requests: func() (uint64, uint64, bool) { return requestsOf(name) }}
 		}
 		b.shares = append(b.shares, share{disk: disksByName[name]})
 	}
@@ -93,25 +93,27 @@ func disksOf(number string) (names []string) {
 	return []string{number}
 }
 
-// requestsOf returns the number of requests that the disk with a number has got since the kernel has found it, with those that it has not
-// completed yet. ok is false if the kernel does not count them (queue/iostats in Documentation/ABI/stable/sysfs-block of Linux).
-func requestsOf(number string) (n uint64, ok bool) {
+// requestsOf returns the number of requests that the disk with a number has completed since the kernel has found it, and of those in flight.
+// ok is false if the kernel does not count them (queue/iostats in Documentation/ABI/stable/sysfs-block of Linux).
+func requestsOf(number string) (completed, inFlight uint64, ok bool) {
 	dir := "/sys/dev/block/" + number
 	counts, err := os.ReadFile(dir + "/queue/iostats")
 	if err != nil || strings.TrimSpace(string(counts)) == "0" {
-		return 0, false
+		return 0, 0, false
 	}
 	text, err := os.ReadFile(dir + "/stat")
 	fields := strings.Fields(string(text))
 	if err != nil || len(fields) < 9 {
-		return 0, false
+		return 0, 0, false
 	}
 	for i, field := range fields {
-		switch i {
-		case 0, 4, 8, 11, 15: // reads, writes, in flight, discards, flushes (Documentation/block/stat.rst of Linux)
-			more, _ := strconv.ParseUint(field, 10, 64)
-			n += more
+		n, _ := strconv.ParseUint(field, 10, 64)
+		switch i { // Documentation/block/stat.rst of Linux
+		case 0, 4, 11, 15: // reads, writes, discards, flushes
+			completed += n
+		case 8:
+			inFlight = n
 		}
 	}
-	return n, n > 0
+	return completed, inFlight, completed+inFlight > 0
 }

@@ -197,7 +197,7 @@ func TestRequests(t *testing.T) {
 	count := func() uint64 {
 		t.Helper()
 		must(t, device.Sync())
-		n, _ := requestsOf(numberOf(t, path))
+		n, _, _ := requestsOf(numberOf(t, path))
 		return n
 	}
 	before := count()
@@ -206,15 +206,15 @@ func TestRequests(t *testing.T) {
 	if after := count(); after <= before {
 		t.Errorf("got %d requests before a write, and %d after it", before, after)
 	}
-	if _, ok := requestsOf(numberOf(t, path)); !ok {
+	if _, _, ok := requestsOf(numberOf(t, path)); !ok {
 		t.Error("the requests of a disk are not counted")
 	}
 	countRequests("0")
 	t.Cleanup(func() { countRequests("1") }) // the next test may get the same loop device
-	if _, ok := requestsOf(numberOf(t, path)); ok {
+	if _, _, ok := requestsOf(numberOf(t, path)); ok {
 		t.Error("the requests of a disk without statistics are counted")
 	}
-	if _, ok := requestsOf("unknown"); ok {
+	if _, _, ok := requestsOf("unknown"); ok {
 		t.Error("the requests of an unknown disk are counted")
 	}
 }

@@ -38,13 +38,11 @@ func (b *Budget) WriteAt(ctx context.Context, to io.WriterAt, content []byte, at
 
 // each calls do with each piece of content.
 func (b *Budget) each(ctx context.Context, do func([]byte, int64) (int, error), content []byte, at int64) (done int, err error) {
-	size := Piece
-	if b == nil {
-		size = len(content)
-	}
 	for done < len(content) && err == nil {
+		piece := content[done:]
+		piece = piece[:min(b.PieceSize(), int64(len(piece)))]
 		err = b.Do(ctx, func() (int64, error) {
-			n, err := do(content[done:min(done+size, len(content))], at+int64(done))
+			n, err := do(piece, at+int64(done))
 			done += n
 			return int64(n), err
 		})

@@ -7,8 +7,12 @@ import (
 	"time"
 )
 
-// grace is the time in which a task can begin to wait again after its piece, so that it is compared with the others that wait.
-const grace = 200 * time.Microsecond
+// grace is the time in which a task can begin to wait again after its piece, so that it is compared with the others that wait. It is only
+// needed if these have used the disk for longer by more than maxLead. The runtime of Go prolongs it to at least a millisecond.
+const (
+	grace   = 200 * time.Microsecond
+	maxLead = 2 * time.Millisecond
+)
 
 // On disks without rests, the moment in which no piece runs on any disk of a task may never come. So a task on several disks that has
 // waited for patience keeps its disks from other tasks while pieces run on some of them, but not for a piece that takes longer than
@@ -40,7 +44,7 @@ func (q *queue) add(b *Budget) *waiter {
 	q.Lock()
 	defer q.Unlock()
 	for i, s := range b.shares {
-		b.shares[i].use = max(s.use, s.lastTurnUse)
+		b.shares[i].use = max(s.use, s.lastTurnUse-maxLead) // a smaller lead adds up
 	}
 	w := &waiter{b, make(chan struct{}), time.Now()}
 	q.waiting = append(q.waiting, w)
@@ -70,17 +74,12 @@ func (q *queue) end(b *Budget, took, rest time.Duration) {
 	for i, s := range b.shares {
 		b.shares[i].use += took + rest
 		s.extend(rest)
-		if q.awaited(s.disk) {
+		if least, ok := q.leastUse()[s.disk]; ok && least > b.shares[i].use+maxLead {
 			s.extend(grace)
 		}
 		q.pass(s.disk)
 	}
 	q.next()
-}
-
-// awaited reports whether a task waits for a disk. The caller holds q.
-func (q *queue) awaited(d *disk) bool {
-	return slices.ContainsFunc(q.waiting, func(w *waiter) bool { return w.any(func(o *disk) bool { return o == d }) })
 }
 
 // pass ends the turn on a disk when it has rested. The caller holds q.

@@ -110,13 +110,13 @@ func hasZeroCommand(device *os.File) bool {
 
 // apply applies the method to a range. With a budget, zeros are written in pieces. Only the time of commands counts, not their bytes.
 func (m zeroMethod) apply(ctx context.Context, to *background.Writer, s span, o ZeroOptions) error {
-	size := s.end - s.start
 	writes := m.command == nil || !m.command(to.File)
-	if writes && o.Budget != nil {
-		size = background.Piece
-	}
-	for at := s.start; at < s.end; at += size {
-		piece := span{at, min(at+size, s.end)}
+	for at := s.start; at < s.end; {
+		piece := span{at, s.end}
+		if writes {
+			piece.end = at + min(o.Budget.PieceSize(), s.end-at)
+		}
+		at = piece.end
 		if o.Each != nil {
 			o.Each()
 		}

@@ -90,8 +90,8 @@ func TestBudgetPieces(t *testing.T) {
 	o := clone.Options{Unshared: true, Budget: background.On(1<<40, src), Progress: func(int64) { pieces++ }}
 	_, err = clone.File(t.Context(), dst, src, o)
 	must(t, err)
-	if want := 1 + rest/background.Piece; pieces != want {
-		t.Errorf("got %d pieces, want %d", pieces, want)
+	if pieces < 1+rest/(1<<20) || pieces > 1+rest/background.Piece {
+		t.Errorf("got %d pieces, want the first %d bytes, and pieces of 128 KiB to 1 MiB", pieces, first)
 	}
 }
 

@@ -229,14 +229,10 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 
 // copyRange copies the bytes of a range, and reports the progress.
 func (c *fileCopy) copyRange(ctx context.Context, r Range) error {
-	size := int64(chunk)
-	if c.Budget != nil {
-		size = background.Piece
-	}
 	for r.Length > 0 {
 		var n int64
 		err := c.Budget.Do(ctx, func() (_ int64, err error) {
-			n, err = c.copyChunk(r.Offset, min(r.Length, size))
+			n, err = c.copyChunk(r.Offset, min(r.Length, chunk, c.Budget.PieceSize()))
 			return 2 * n, err // n bytes are read and written
 		})
 		if err != nil {
