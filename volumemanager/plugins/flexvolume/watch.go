@@ -9,12 +9,16 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Run calls changed when drivers are installed or replaced, until ctx ends. As a kubelet does, it
+// Run makes the call init of all installed drivers, in which they can clean up after calls that were killed with an earlier manager. Then it
+// calls changed when drivers are installed or replaced, until ctx ends. As a kubelet does, it
 // creates a missing directory of drivers. If the directory cannot be watched, Run only logs
 // the error, and a new driver is found when its volumes are retried.
 func (p *Plugin) Run(ctx context.Context) error {
+	p.probeInstalled(ctx)
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer func() { _ = watcher.Close() }()
@@ -38,6 +42,17 @@ func (p *Plugin) Run(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Events of FlexVolume drivers were lost", "directory", p.dir)
 			_ = p.watch(watcher)
 			p.changed()
+		}
+	}
+}
+
+// probeInstalled begins to make the call init of all installed drivers.
+func (p *Plugin) probeInstalled(ctx context.Context) {
+	dirs, _ := filepath.Glob(filepath.Join(p.dir, "*")) // the pattern is valid
+	for _, dir := range dirs {
+		d := &driver{p.drivers, plugins.Unescape(filepath.Base(dir))}
+		if info, err := os.Stat(d.executable()); err == nil && checkDriver(d.name) == nil {
+			d.probe(context.WithoutCancel(ctx), info)
 		}
 	}
 }

@@ -13,6 +13,27 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
 )
 
+// TestRunProbes: Run makes the call init of an installed driver, also if no pod uses it.
+func TestRunProbes(t *testing.T) {
+	m := newMachine(t)
+	m.install(caseInit)
+	p := flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, func() {})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-ended)
+	})
+	for {
+		if b, err := os.ReadFile(m.log); err == nil && len(b) > 0 && b[len(b)-1] == '\n' {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	m.wantCalls("init")
+}
+
 // TestRun: changed is called when a driver is installed and when it is replaced, even if the directory of
 // drivers does not exist when Run starts.
 func TestRun(t *testing.T) {
