@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/pool/shared"
@@ -64,7 +65,7 @@ func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	flags, err := shared.OpenFlags(base)
+	flags, err := sys.NoDelegation(base)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %s: statfs: %w", c.Name, c.place(), err)
 	}

@@ -122,7 +122,11 @@ func (w *worker) wantNothingLeft(t *testing.T) {
 	}
 	nodes, err := filepath.Glob("/dev/trivet/trivet-*")
 	must(t, err)
-	mapped, err := filepath.Glob("/sys/class/block/dm-*")
+	var mapped []string
+	err = retry.For(t.Context(), 2*time.Second, func() (bool, error) { // newer kernels remove the directory of a device after the device
+		mapped, err = filepath.Glob("/sys/class/block/dm-*")
+		return len(mapped) > 0, err
+	})
 	must(t, err)
 	if len(nodes)+len(mapped) > 0 {
 		t.Errorf("mapped devices: got nodes %v and devices %v, want none", nodes, mapped)
