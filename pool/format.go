@@ -90,7 +90,11 @@ func MarkCreated(dir *os.Root) error { return markNew(dir, Formatted) }
 
 // markNew records a state in the folder of a volume in tmp.
 func markNew(dir *os.Root, state FormatState) error {
-	f, err := dir.OpenFile(string(state), os.O_WRONLY|os.O_CREATE|os.O_EXCL|sys.NonBlocking, 0o600)
+	flags, err := sys.NoDelegation(dir)
+	if err != nil {
+		return err
+	}
+	f, err := dir.OpenFile(string(state), os.O_WRONLY|os.O_CREATE|os.O_EXCL|sys.NonBlocking|flags, 0o600)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func WriteJSON(dir, name string, value any) error {
 
 // Create creates a file and makes its content durable, but not its directory entry.
 func Create(root *os.Root, name string, data []byte) error {
-	flags, err := noDelegation(root)
+	flags, err := sys.NoDelegation(root)
 	if err != nil {
 		return err
 	}
@@ -65,16 +65,6 @@ func Create(root *os.Root, name string, data []byte) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
-}
-
-// noDelegation is sys.NoDelegation of a root.
-func noDelegation(root *os.Root) (int, error) {
-	dir, err := root.OpenFile(".", os.O_RDONLY|sys.NonBlocking, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
-	return sys.NoDelegation(dir)
 }
 
 // Sync makes the content of a file, or the names in a directory, durable (fsync(2)).

@@ -89,11 +89,8 @@ func (e *Export) linkClient(path string, c client) (client, error) {
 		return c, err
 	}
 	tmp := path + "." + rand.Text()
-	if err := e.Root.WriteFile(tmp, b, 0o600); err != nil {
-		return c, err
-	}
 	defer func() { _ = e.Root.Remove(tmp) }()
-	if err := atomicfile.Sync(e.Root, tmp); err != nil {
+	if err := atomicfile.Create(e.Root, tmp, b); err != nil {
 		return c, err
 	}
 	if err := e.Root.Link(tmp, path); err != nil && !errors.Is(err, fs.ErrExist) {
