@@ -65,14 +65,13 @@ func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
+	flags, err := sys.NoDelegation(base)
+	if err != nil {
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.place(), err)
+	}
 	root, err := beneath.OpenRoot(base, ".")
 	if err != nil {
 		return nil, (&exportOpener{Config: c}).explainRead(err)
-	}
-	flags, err := sys.NoDelegation(root)
-	if err != nil {
-		root.Close()
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.place(), err)
 	}
 	c.Quota = QuotaOff // only the server could limit directories
 	p := newPool(forms, c, account, root, ledger.New())

@@ -90,7 +90,7 @@ func MarkCreated(dir *os.Root) error { return markNew(dir, Formatted) }
 
 // markNew records a state in the folder of a volume in tmp.
 func markNew(dir *os.Root, state FormatState) error {
-	flags, err := sys.NoDelegation(dir)
+	flags, err := sys.NoDelegationIn(dir)
 	if err != nil {
 		return err
 	}

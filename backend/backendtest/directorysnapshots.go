@@ -1,8 +1,11 @@
 package backendtest
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -90,7 +93,14 @@ func testDirectorySnapshotLifetime(t *testing.T, d *Driver, kind Kind) {
 	ofCopy := early.snapshot(t)
 	l.stageAndPublish(t)
 	write(t, l.data(l.target), pattern(93))
+	grow(t, l.data(l.target)+"-larger", pattern(1))
 	l.unpublishAndUnstage(t)
+	d.wantChanged(t, kind, l, pattern(93), pattern(1))
+	l.stageAndPublish(t)
+	grow(t, l.data(l.target)+"-larger", pattern(2)) // a server may have delegated the file to the node for the snapshot
+	replace(t, l.data(l.target), pattern(96))
+	l.unpublishAndUnstage(t)
+	d.wantChanged(t, kind, l, pattern(96), slices.Concat(pattern(1), pattern(2)))
 	remove(t, d, l.id)
 	second := d.newCopy(t, kind, fromSnapshot(first), gib)
 	d.deleteSnapshot(t, first)
@@ -107,6 +117,34 @@ func testDirectorySnapshotLifetime(t *testing.T, d *Driver, kind Kind) {
 	_, err := early.expand(t.Context(), 2*gib)
 	must(t, err)
 	wantContent(t, early.data(early.target), pattern(94))
+}
+
+// wantChanged requires that a new snapshot of a directory has the last content of its two files.
+func (d *Driver) wantChanged(t *testing.T, kind Kind, l *testVolume, data, larger []byte) {
+	t.Helper()
+	c := d.newCopy(t, kind, fromSnapshot(l.snapshot(t)), gib)
+	c.stageAndPublish(t)
+	for path, want := range map[string][]byte{c.data(c.target): data, c.data(c.target) + "-larger": larger} {
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: got %d bytes, %v; want the %d bytes of the last write", path, len(got), err, len(want))
+		}
+	}
+}
+
+// grow appends content to a file.
+func grow(t *testing.T, path string, content []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	must(t, err)
+	_, err = f.Write(content)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+// replace renames a new file with content over a file.
+func replace(t *testing.T, path string, content []byte) {
+	t.Helper()
+	write(t, path+"-new", content)
+	must(t, os.Rename(path+"-new", path))
 }
 
 // testHostileSource: hostile content of a tenant is copied unchanged or refused. No link in the content is

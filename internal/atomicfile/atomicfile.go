@@ -52,7 +52,7 @@ func WriteJSON(dir, name string, value any) error {
 
 // Create creates a file and makes its content durable, but not its directory entry.
 func Create(root *os.Root, name string, data []byte) error {
-	flags, err := sys.NoDelegation(root)
+	flags, err := sys.NoDelegationIn(root)
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (_ Result, err erro
 	c := &treeCopy{Options: o, source: source{src.Name(), st.Dev}, ctx: ctx, links: links{root: dst}}
 	defer c.dirs.Close()
 	defer c.links.close()
-	if err := c.begin(dst, &st); err != nil {
+	if err := c.begin(dst, src, &st); err != nil {
 		return Result{}, err
 	}
 	if err := tree.Descend(ctx, src, c); err != nil {
@@ -63,6 +63,8 @@ type treeCopy struct {
 	Options
 	source
 	ctx context.Context
+	// dstFlags and srcFlags are added when files are opened (sys.NoDelegation): a pod of this node may change them through a mount of its own.
+	dstFlags, srcFlags int
 	// dirs are the directories of the copy, from its root to the current one. states are the states that the
 	// corresponding directories of the source had when they were opened.
 	dirs   tree.Stack
@@ -100,8 +102,14 @@ type entry struct {
 func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
 // begin prepares the root of the copy. It opens the root again, so that the file offset of dst does not change.
-func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
+func (c *treeCopy) begin(dst, src *os.File, st *unix.Stat_t) (err error) {
 	if err := removeDefaultACL(dst); err != nil {
+		return err
+	}
+	if c.dstFlags, err = sys.NoDelegation(dst); err != nil {
+		return err
+	}
+	if c.srcFlags, err = sys.NoDelegation(src); err != nil {
 		return err
 	}
 	return c.push(dst, ".", st)
@@ -251,12 +259,12 @@ func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
 
 // copyFile copies a regular file with its attributes.
 func (c *treeCopy) copyFile(e *entry) error {
-	src, err := reopen(c.ctx, e.node, readFlags)
+	src, err := reopen(c.ctx, e.node, readFlags|c.srcFlags)
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	dst, err := openat(e.dst, e.Name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o600)
+	dst, err := openat(e.dst, e.Name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|c.dstFlags, 0o600)
 	if err != nil {
 		return err
 	}

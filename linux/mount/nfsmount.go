@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/sunrpc"
 )
@@ -161,7 +163,28 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *
 	if o.Data, err = withAddresses(address, version, o); err != nil {
 		return nil, &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: err}
 	}
-	return detached(n.String(), "nfs", o.Options, o.explain)
+	d, err = detached(n.String(), "nfs", o.Options, o.explain)
+	if err == nil {
+		refuseDirectoryDelegations()
+	}
+	return d, err
+}
+
+// directoryDelegations is the parameter of the module nfsv4 that makes the kernel request delegations of directories. Linux 7.3 has it, and
+// 6.12 does not.
+const directoryDelegations = "/sys/module/nfsv4/parameters/directory_delegations"
+
+// refuseDirectoryDelegations sets the parameter to N, for all NFS mounts of the node. A delegation belongs to the NFS client, and each mount
+// of a node has its own cache of a directory. So the server does not recall the delegation when files are created through another mount of
+// this node, and the files are invisible for ever.
+func refuseDirectoryDelegations() {
+	value, err := os.ReadFile(directoryDelegations)
+	if err != nil || strings.TrimSpace(string(value)) == "N" {
+		return // the kernel requests none
+	}
+	if err := os.WriteFile(directoryDelegations, []byte("N"), 0); err != nil {
+		klog.Background().Error(err, "Two processes of this node that use an export may not see each other's files: set the parameter to N")
+	}
 }
 
 // checkClient checks that this process may mount NFS, and that the kernel supports it, and TLS if the options

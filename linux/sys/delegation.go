@@ -16,12 +16,7 @@ import (
 // lookupcache (tried on Linux 6.1). A server with Linux 7.3 also delegates files that the client creates; the client then finds
 // the old file after another process has renamed a new one over it. If the server delegates writes, the client
 // handles flock(2) itself, for each mount separately, so two processes of a node could hold the same lock.
-func NoDelegation(root *os.Root) (int, error) {
-	dir, err := root.OpenFile(".", os.O_RDONLY|NonBlocking, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
+func NoDelegation(dir *os.File) (int, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return 0, wrap("fstatfs", dir, err)
@@ -30,4 +25,14 @@ func NoDelegation(root *os.Root) (int, error) {
 		return unix.O_DIRECT, nil
 	}
 	return 0, nil
+}
+
+// NoDelegationIn is NoDelegation for a root.
+func NoDelegationIn(root *os.Root) (int, error) {
+	dir, err := root.OpenFile(".", os.O_RDONLY|NonBlocking, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return NoDelegation(dir)
 }

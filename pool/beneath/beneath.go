@@ -62,14 +62,18 @@ func (f Files) Read(dir *os.File, path string) ([]byte, error) {
 	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
-// ReadRoot is Files.Read below root, with no added flags.
+// ReadRoot is Files.Read below root, with the flags of sys.NoDelegation.
 func ReadRoot(root *os.Root, path string) ([]byte, error) {
 	dir, err := root.Open(".")
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	return Files{}.Read(dir, path)
+	flags, err := sys.NoDelegation(dir)
+	if err != nil {
+		return nil, err
+	}
+	return Files{Flags: flags}.Read(dir, path)
 }
 
 // ErrIrregular means that a path is not the regular file that the driver made there.
