@@ -212,8 +212,8 @@ type target struct {
 }
 
 // A part is made durable when syncInterval has passed, or syncSize bytes were received, since the last one. A sync also makes the disk write
-// out its cache, for which the requests of others wait. An interrupted transfer continues with the last verified part; a transfer whose
-// process is killed, with the one that was recorded.
+// out its cache, for which the requests of others wait. An interrupted transfer continues with the last verified part. A transfer whose
+// process is killed, or that is interrupted while a gap is zeroed, continues with the one that was recorded.
 const (
 	syncInterval = time.Second
 	syncSize     = 256 << 20

@@ -9,11 +9,12 @@ import (
 )
 
 // Piece is the size in bytes of the pieces into which a task is divided while others use a disk. A request of another process waits for one
-// piece at most, and a disk with heads needs some size to be efficient. quietPiece is that on disks that are quiet. Its turns and its wait
-// for the disk cost little.
+// piece at most, and a disk with heads needs some size to be efficient. quietPiece is that on disks that are quiet, if a
+// piece of that size takes at most maxQuietPiece. With larger pieces, turns and waits for the disk take less of the time.
 const (
-	Piece      = 128 << 10
-	quietPiece = 1 << 20
+	Piece         = 128 << 10
+	quietPiece    = 1 << 20
+	maxQuietPiece = 10 * time.Millisecond
 )
 
 // maxRest bounds the time for which a disk rests after one piece. Other tasks wait for that, and must show from time to time that they
@@ -28,7 +29,7 @@ type Budget struct {
 	rate   int64 // bytes per second while others use a disk
 	// restUntil is the end of a rest of more than maxRest, for which only this task waits.
 	restUntil time.Time
-	// quiet means that the disks were quiet after the last piece.
+	// quiet means that the disks were quiet after the last piece, and fast enough for quietPiece.
 	quiet bool
 }
 
@@ -101,7 +102,7 @@ func (b *Budget) begin(ctx context.Context) error {
 // end ends the turn, after a piece with a number of bytes.
 func (b *Budget) end(took time.Duration, bytes int64) {
 	rest := time.Duration(0)
-	b.quiet = true
+	b.quiet = float64(took)*quietPiece <= float64(maxQuietPiece)*float64(bytes)
 	for _, s := range b.shares {
 		b.quiet = b.quiet && s.isQuiet()
 		rest = max(rest, s.restAfter(s.due(took, bytes, float64(b.rate))))

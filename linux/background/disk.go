@@ -54,7 +54,8 @@ type disk struct {
 	restUntil        time.Time
 	began            time.Time // of the turn
 	awaited          bool      // the end of longPiece in this turn causes queue.next
-	// lastTurnUse is the largest use that a task had at the beginning of its turn. A task that begins does not count as having used less.
+	// lastTurnUse is the largest use that a task had at the beginning of its turn. A task that begins does not count as having used
+	// it for less by more than maxLead.
 	lastTurnUse time.Duration
 }
 
@@ -83,7 +84,7 @@ func (d *disk) listen() {
 	d.othersKnown, d.restBegan, d.listenedAt = known, time.Time{}, now
 }
 
-// isQuiet reports whether others do not use the disk, or use it so rarely that their requests seldom wait for a piece.
+// isQuiet reports whether others do not use the disk, or use it so rarely that few requests wait, each for one piece.
 func (d *disk) isQuiet() bool { return d.othersKnown && d.othersShare < quiet }
 
 // due returns for how long the disk rests for others after a piece with a number of bytes of a task with a rate. The more requests of

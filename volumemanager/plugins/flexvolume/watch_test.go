@@ -1,7 +1,9 @@
 package flexvolume_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
 )
@@ -25,12 +28,13 @@ func TestRunProbes(t *testing.T) {
 		stop()
 		must(t, <-ended)
 	})
-	for {
-		if b, err := os.ReadFile(m.log); err == nil && len(b) > 0 && b[len(b)-1] == '\n' {
-			break
+	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) {
+		b, err := os.ReadFile(m.log)
+		if err == nil && !bytes.HasSuffix(b, []byte("\n")) {
+			err = errors.New("no complete call")
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		return err != nil, err
+	}))
 	m.wantCalls("init")
 }
 
