@@ -16,18 +16,24 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
 )
 
+// run runs a plugin until the test ends.
+func (m *machine) run(changed func()) {
+	m.t.Helper()
+	p := flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, changed)
+	ctx, stop := context.WithCancel(m.t.Context())
+	ended := make(chan error)
+	go func() { ended <- p.Run(ctx) }()
+	m.t.Cleanup(func() {
+		stop()
+		must(m.t, <-ended)
+	})
+}
+
 // TestRunProbes: Run makes the call init of an installed driver, also if no pod uses it.
 func TestRunProbes(t *testing.T) {
 	m := newMachine(t)
 	m.install(caseInit)
-	p := flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, func() {})
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		must(t, <-ended)
-	})
+	m.run(func() {})
 	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) {
 		b, err := os.ReadFile(m.log)
 		if err == nil && !bytes.HasSuffix(b, []byte("\n")) {
@@ -44,14 +50,7 @@ func TestRun(t *testing.T) {
 	m := newMachine(t)
 	m.dir = filepath.Join(m.dir, "not", "yet")
 	changed := make(chan struct{}, 100)
-	p := flexvolume.New(m.Host, mount.NewNFSUnmounter(), m.dir, func() { changed <- struct{}{} })
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		must(t, <-ended)
-	})
+	m.run(func() { changed <- struct{}{} })
 	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	for installed := false; !installed; { // until the directory is watched
 		must(t, os.MkdirAll(m.dir, 0o755))
