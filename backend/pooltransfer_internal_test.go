@@ -34,7 +34,7 @@ func TestVerified(t *testing.T) {
 				x := &target{partial: &pool.Partial{}, unattended: func() time.Duration { return 0 }, zeroUpTo: func(int64) error { return nil }}
 				x.setVerified = func(upTo, bytes int64) error {
 					if upTo != bytes {
-						t.Errorf("got %d bytes up to %d, want the same", bytes, upTo)
+						t.Errorf("got %d bytes up to offset %d, want equal numbers", bytes, upTo)
 					}
 					if syncs++; syncs == row.fail {
 						return errDisk

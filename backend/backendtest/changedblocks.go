@@ -62,7 +62,7 @@ func scribble(t *testing.T, source *rand.ChaCha8, l *testVolume, size int64) {
 			_, _ = source.Read(b)
 			_, err = f.WriteAt(b, at)
 		}
-		if errors.Is(err, unix.EOPNOTSUPP) { // on newer kernels, from the first zeroing that the filesystem below a loop device does not support
+		if errors.Is(err, unix.EOPNOTSUPP) { // newer kernels refuse it after a zeroing that the filesystem of the image does not support
 			_, err = f.WriteAt(make([]byte, n), at)
 		}
 		must(t, err)

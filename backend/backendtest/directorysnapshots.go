@@ -126,7 +126,7 @@ func (d *Driver) wantChanged(t *testing.T, kind Kind, l *testVolume, data, large
 	c.stageAndPublish(t)
 	for path, want := range map[string][]byte{c.data(c.target): data, c.data(c.target) + "-larger": larger} {
 		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s: got %d bytes, %v; want the %d bytes of the last write", path, len(got), err, len(want))
+			t.Errorf("%s: got %d bytes, %v; want %d bytes as written", path, len(got), err, len(want))
 		}
 	}
 }

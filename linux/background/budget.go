@@ -22,8 +22,8 @@ const (
 const maxRest = time.Second
 
 // Budget is the part of one task in the budgets of the disks that it uses. One piece of all tasks runs on a disk at a time. After it, the
-// disk rests as long as the piece took, up to maxRests times as long if others use it much, and as long as the rate requires, unless others hardly
-// use it. Then the task that has used the disk least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
+// disk rests as long as the piece took, up to maxRests times as long if others use it much, and as long as the rate requires, unless others
+// hardly use it. Then the task that has used the disk least has its turn. A nil Budget limits nothing. One goroutine uses a Budget at a time.
 type Budget struct {
 	shares []share
 	rate   int64 // bytes per second while others use a disk

@@ -3,14 +3,14 @@ package background
 import "time"
 
 const (
-	// quiet is the share of rests with requests of others, over the last time, below which the disk does not rest for them. The requests
+	// quietShare is the share of rests with requests of others, over the last time, below which the disk does not rest for them. The requests
 	// that the kernel makes for the task itself, such as those of a journal, are in fewer rests. A disk that is quiet rests only for
 	// listenTime once in listenInterval, to detect others.
-	quiet          = 1. / 8
+	quietShare     = 1. / 8
 	listenTime     = 5 * time.Millisecond
 	listenInterval = 50 * time.Millisecond
 	// unknownShare is the share that is assumed before a disk has rested.
-	unknownShare = 1.5 * quiet
+	unknownShare = 1.5 * quietShare
 	// memory is the time over which the number of requests of others is averaged, and memoryShare that of the share of rests.
 	// maxShareWeight bounds the weight of one rest in that share.
 	memory         = 500 * time.Millisecond
@@ -60,8 +60,8 @@ type disk struct {
 }
 
 // listen counts the requests of others since the beginning of the rest that has ended. The number can decrease: the kernel reads its parts
-// one after the other, and a device can be replaced. A request in flight at the end of the rest is also one of others, which may have waited
-// for the piece for so long that they have begun no other.
+// one after the other, and a device can be replaced. A request in flight at the end of the rest is also one of others: they
+// may have waited for the piece for so long that they have begun no request since.
 func (d *disk) listen() {
 	if d.restBegan.IsZero() {
 		return
@@ -85,7 +85,7 @@ func (d *disk) listen() {
 }
 
 // isQuiet reports whether others do not use the disk, or use it so rarely that few requests wait, each for one piece.
-func (d *disk) isQuiet() bool { return d.othersKnown && d.othersShare < quiet }
+func (d *disk) isQuiet() bool { return d.othersKnown && d.othersShare < quietShare }
 
 // due returns for how long the disk rests for others after a piece with a number of bytes of a task with a rate. The more requests of
 // others come in the time of a piece, the longer it rests. Pieces without a known number of bytes are commands, such as those of trims.

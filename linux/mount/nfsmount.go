@@ -165,7 +165,7 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *
 	}
 	d, err = detached(n.String(), "nfs", o.Options, o.explain)
 	if err == nil {
-		refuseDirectoryDelegations()
+		disableDirectoryDelegations()
 	}
 	return d, err
 }
@@ -174,10 +174,10 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (d *
 // 6.12 does not.
 const directoryDelegations = "/sys/module/nfsv4/parameters/directory_delegations"
 
-// refuseDirectoryDelegations sets the parameter to N, for all NFS mounts of the node. A delegation belongs to the NFS client, and each mount
+// disableDirectoryDelegations sets the parameter to N, for all NFS mounts of the node. A delegation belongs to the NFS client, and each mount
 // of a node has its own cache of a directory. So the server does not recall the delegation when files are created through another mount of
-// this node, and the files are invisible for ever.
-func refuseDirectoryDelegations() {
+// this node, and this mount never shows them. The parameter exists after the first mount, which loads the module.
+func disableDirectoryDelegations() {
 	value, err := os.ReadFile(directoryDelegations)
 	if err != nil || strings.TrimSpace(string(value)) == "N" {
 		return // the kernel requests none
